@@ -1,0 +1,57 @@
+"""The seal around every test, and `story`: commits in a bare repository without a work tree."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elsa_build.git.door import Git
+from elsa_build.git.objects import FILE, Entry
+from elsa_build.model import Oid, Signature
+
+AUTHOR = Signature(name="Ada", email="ada@example.org", date="1700000000 +0100")
+
+
+@pytest.fixture(autouse=True)
+def _seal(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep the person's git, colours, cache and editor out of the tests."""
+    import os
+
+    for name in list(os.environ):
+        if name.startswith(("GIT_", "ELSA_")) and name != "ELSA_BUILD_TEST_CACHE":
+            monkeypatch.delenv(name)
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("ELSA_BUILD_CACHE", str(home / "cache"))
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(home / "gitconfig"))
+    monkeypatch.setenv("GIT_EDITOR", "false")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TZ", "UTC")
+
+
+class Story:
+    """Write commits as a story: `story.commit(parent, "what happened", {"pool.py": text})`."""
+
+    def __init__(self, git: Git) -> None:
+        self.git = git
+
+    def commit(self, parent: Oid | None, message: str, files: dict[str, str | bytes | None]) -> Oid:
+        """Commit these files on top of a parent's; None deletes."""
+        objects = self.git.objects
+        entries = {
+            path: None
+            if text is None
+            else Entry(FILE, objects.write("blob", text.encode() if isinstance(text, str) else text))
+            for path, text in files.items()
+        }
+        tree = objects.edit(self.git.commit(parent).tree if parent else None, entries)
+        return self.git.commit_tree(tree, [parent] if parent else [], message, AUTHOR)
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Iterator[Story]:
+    """A bare repository of one's own."""
+    with Git.init(tmp_path / "story.git") as git:
+        yield Story(git)
