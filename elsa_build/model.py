@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NewType
 
-from elsa_build.diagnostics import Diagnostic
+from elsa_build.diagnostics import Diagnostic, errors
 
 Oid = NewType("Oid", str)
 Digest = NewType("Digest", str)
@@ -217,6 +217,14 @@ class Step:
     findings: tuple[Diagnostic, ...] = ()
     blocked_by: str | None = None
 
+    @property
+    def failed(self) -> bool:
+        """Say whether this step keeps the series from being written or shipped."""
+        return self.outcome not in _HARMLESS or bool(errors(self.findings))
+
+
+_HARMLESS = (Outcome.CLEAN, Outcome.ABSORBED, Outcome.SKIPPED)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
@@ -229,10 +237,8 @@ class Replay:
 
     @property
     def clean(self) -> bool:
-        """Say whether every patch either applied or had nothing to do."""
-        return all(
-            step.outcome in (Outcome.CLEAN, Outcome.ABSORBED, Outcome.SKIPPED) for step in self.steps
-        )
+        """Say whether every patch applied, or had nothing to do, and no guard objected."""
+        return not any(step.failed for step in self.steps)
 
 
 # --- images -----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 
 from elsa_build.git.door import Git
 from elsa_build.git.objects import FILE, Entry
-from elsa_build.model import Oid, Signature
+from elsa_build.model import Kind, Mail, Oid, Patch, Signature, Status
 
 AUTHOR = Signature(name="Ada", email="ada@example.org", date="1700000000 +0100")
 
@@ -48,6 +48,29 @@ class Story:
         }
         tree = objects.edit(self.git.commit(parent).tree if parent else None, entries)
         return self.git.commit_tree(tree, [parent] if parent else [], message, AUTHOR)
+
+    def patch(
+        self,
+        parent: Oid,
+        name: str,
+        files: dict[str, str | bytes | None],
+        *,
+        status: Status = Status.KEPT,
+    ) -> Patch:
+        """Write a patch against `parent` in the form that patch files have: one line of context."""
+        commit = self.commit(parent, name, files)
+        form = ("--full-index", "--binary", "-U1", "--no-renames")
+        diff = self.git.run("diff-tree", "-p", *form, parent, commit)[1]
+        return Patch(
+            id=name,
+            patchset="story",
+            file=None,
+            line=1,
+            kind=Kind.LOCAL,
+            status=status,
+            why=f"the story needs {name}",
+            mail=Mail(author=AUTHOR, message=name, diff=diff),
+        )
 
 
 @pytest.fixture

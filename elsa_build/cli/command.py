@@ -20,6 +20,7 @@ import typer
 from elsa_build.diagnostics import Diagnostic, Severity
 from elsa_build.errors import ConfigError, ElsaError, ExitCode
 from elsa_build.progress import SILENT, Progress
+from elsa_build.reports import plain
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -81,9 +82,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         False,
     ),
     "quiet": (
-        Annotated[
-            bool, typer.Option("-q", "--quiet", help="Only errors", rich_help_panel=_COMMON)
-        ],
+        Annotated[bool, typer.Option("-q", "--quiet", help="Only errors", rich_help_panel=_COMMON)],
         False,
     ),
     "verbose": (
@@ -216,17 +215,7 @@ def _emit_json(document: str, result: Result) -> None:
         "schema": f"elsa-build/{document}/1",
         "status": result.status,
         "data": result.data,
-        "diagnostics": [
-            {
-                "code": d.code,
-                "severity": str(d.severity),
-                "message": d.message,
-                "path": d.path,
-                "line": d.line,
-                "hint": d.hint,
-            }
-            for d in result.diagnostics
-        ],
+        "diagnostics": [plain.finding(found) for found in result.diagnostics],
     }
     sys.stdout.write(json.dumps(envelope, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
 

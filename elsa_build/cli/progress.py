@@ -18,9 +18,7 @@ class LineProgress:
     """One line when a task ends, so that a log of CI stays readable."""
 
     @contextmanager
-    def task(
-        self, description: str, total: int | None = None, unit: str = ""
-    ) -> Iterator[Advance]:
+    def task(self, description: str, total: int | None = None, unit: str = "") -> Iterator[Advance]:
         """Time the block and print its line."""
         del total, unit
         start = time.monotonic()
@@ -35,9 +33,7 @@ class BarProgress:
     console: "Console"
 
     @contextmanager
-    def task(
-        self, description: str, total: int | None = None, unit: str = ""
-    ) -> Iterator[Advance]:
+    def task(self, description: str, total: int | None = None, unit: str = "") -> Iterator[Advance]:
         """Show the task while the block runs."""
         from rich.progress import (  # noqa: PLC0415 - 147 ms, only when shown
             BarColumn,

@@ -8,4 +8,3 @@ from elsa_build.cli.command import Result, Session, command
 def status(session: Session) -> Result:
     """Say where things stand."""
     return Result(data={"root": str(session.root)}, view=str(session.root))
-

@@ -1,0 +1,72 @@
+"""Ask of every clean merge whether it is also right, and put the answers on the steps.
+
+The replay says what git says; a finding here does not change an outcome, so that outcomes stay
+comparable with `git rebase`. A step with an `error` finding has failed all the same (`Step.failed`)
+and nothing is written or shipped from it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import PurePosixPath
+
+from elsa_build.git.door import Git
+from elsa_build.git.objects import TREE, Change
+from elsa_build.model import Oid, Outcome, Replay, Step
+from elsa_build.patches.guards.run import FileChange, examine
+from elsa_build.patches.replay import change_of
+from elsa_build.progress import SILENT, Progress
+
+
+def guarded(git: Git, done: Replay, *, progress: Progress = SILENT) -> Replay:
+    """Return the replay with the guards' findings on every step that applied."""
+    before = git.commit(done.onto).tree
+    steps: list[Step] = []
+    with progress.task("guards", total=len(done.steps)) as advance:
+        for step in done.steps:
+            if step.outcome is Outcome.CLEAN:
+                after = _Tree(git, step.tree)
+                files = _files(git, step, _Tree(git, before), after)
+                steps.append(replace(step, findings=(*step.findings, *examine(files, after))))
+            else:
+                steps.append(step)
+            before = step.tree
+            advance(1)
+    return replace(done, steps=tuple(steps))
+
+
+class _Tree:
+    """A tree as the guards read it."""
+
+    def __init__(self, git: Git, tree: Oid) -> None:
+        self._git = git
+        self._tree = tree
+
+    def read(self, path: str) -> bytes | None:
+        entry = self._git.objects.find(self._tree, path)
+        return self._git.objects.blob(entry.oid) if entry and entry.mode != TREE else None
+
+    def is_dir(self, path: str) -> bool:
+        entry = self._git.objects.find(self._tree, path)
+        return entry is not None and entry.mode == TREE
+
+
+def _files(git: Git, step: Step, before: _Tree, after: _Tree) -> Iterable[FileChange]:
+    change, _ = change_of(git, step.patch)
+    blob = git.objects.blob
+    for old_path, old, new in change:
+        path = _landed(Change(old_path, old, new), step.paths)
+        yield FileChange(
+            path=path,
+            written=blob(old.oid) if old else None,
+            patched=blob(new.oid) if new else None,
+            onto=before.read(path),
+            merged=after.read(path),
+        )
+
+
+def _landed(change: Change, touched: tuple[str, ...]) -> str:
+    """Return where a change ended up: its own path, or the one that git followed it to."""
+    if change.path in touched or change.new is None:
+        return change.path
+    name = PurePosixPath(change.path).name
+    return next((path for path in touched if PurePosixPath(path).name == name), change.path)

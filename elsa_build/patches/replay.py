@@ -1,0 +1,117 @@
+"""Put a whole series on a base inside the object store, and say what became of each patch.
+
+No work tree, no index, no refs. A patch that conflicts is left out and the next one tried, so that
+one run shows every conflict; a patch that conflicts where an earlier one already did is `blocked`,
+since its conflict may only be the other's shadow. Whether a clean merge is also right is asked
+afterwards, by `guarding`.
+"""
+
+from dataclasses import dataclass, field
+
+from elsa_build.git.door import Git
+from elsa_build.git.objects import Change
+from elsa_build.model import Oid, Outcome, Patch, Replay, Series, Signature, Status, Step
+from elsa_build.patches.diff import changes as changes_in
+from elsa_build.patches.threeway import Merged, put, written
+from elsa_build.progress import SILENT, Progress
+
+REPLAYED = (Status.CANDIDATE, Status.KEPT)
+
+
+def replay(git: Git, series: Series, onto: Oid, *, progress: Progress = SILENT) -> Replay:
+    """Return what the series does to the commit `onto`.
+
+    New objects are written to `git`: open a quarantine to try without a trace. The same inputs
+    give the same commit ids on every machine.
+    """
+    start = git.commit(onto).tree
+    base = git.find(series.base, "tree") if series.base else None
+    state = _State(git=git, context=base or start, head=onto, tree=start)
+    steps = []
+    with progress.task(f"replay {series.name}", total=len(series.patches)) as advance:
+        for patch in series.patches:
+            steps.append(state.take(patch))
+            advance(1)
+    return Replay(onto=onto, steps=tuple(steps), head=state.head, tree=state.tree)
+
+
+@dataclass(slots=True, kw_only=True)
+class _State:
+    """How far a replay is: the new stack, and beside it the stack as it was written.
+
+    `context` is the tree that the next patch was written on, so that git sees each patch's own
+    parent as the merge base; dropped patches advance it too, since later ones were written on them.
+    """
+
+    git: Git
+    context: Oid
+    head: Oid
+    tree: Oid
+    unresolved: dict[str, str] = field(default_factory=dict)
+
+    def take(self, patch: Patch) -> Step:
+        """Put one patch on the stack, or say why not."""
+        if patch.mail is None and patch.status not in REPLAYED:
+            return Step(patch=patch, outcome=Outcome.SKIPPED, tree=self.tree)
+        change, parent = change_of(self.git, patch)
+        before, after = written(self.git, change, parent or self.context)
+        if parent is None:
+            self.context = after
+        if patch.status not in REPLAYED:
+            return Step(patch=patch, outcome=Outcome.SKIPPED, tree=self.tree)
+        if before == after:
+            return Step(patch=patch, outcome=Outcome.EMPTY, tree=self.tree)
+        merged = put(self.git, before, after, self.tree)
+        own = tuple(path for path, _, _ in change)
+        if merged.conflicts:
+            return self._conflict(patch, own, merged)
+        if merged.tree == self.tree:
+            return Step(patch=patch, outcome=Outcome.ABSORBED, tree=self.tree, paths=own)
+        self.tree = merged.tree
+        message, author = words_of(self.git, patch)
+        self.head = self.git.commit_tree(self.tree, (self.head,), message, author)
+        return Step(
+            patch=patch,
+            outcome=Outcome.CLEAN,
+            tree=self.tree,
+            commit=self.head,
+            paths=merged.paths,
+        )
+
+    def _conflict(self, patch: Patch, own: tuple[str, ...], merged: Merged) -> Step:
+        touched = tuple(sorted({*own, *merged.paths}))
+        blocker = next((self.unresolved[p] for p in touched if p in self.unresolved), None)
+        self.unresolved.update(dict.fromkeys(touched, patch.id))
+        return Step(
+            patch=patch,
+            outcome=Outcome.BLOCKED if blocker else Outcome.CONFLICT,
+            tree=self.tree,
+            paths=touched,
+            conflicts=merged.conflicts,
+            blocked_by=blocker,
+        )
+
+
+def change_of(git: Git, patch: Patch) -> tuple[tuple[Change, ...], Oid | None]:
+    """Return what a patch changes; for a reference also the tree of the commit's parent."""
+    if patch.mail is not None:
+        return changes_in(git, patch.mail.diff), None
+    assert patch.origin.commit is not None
+    return of_commit(git, patch.origin.commit)
+
+
+def of_commit(git: Git, commit: Oid) -> tuple[tuple[Change, ...], Oid | None]:
+    """Return what a commit changes against its first parent, and the parent's tree."""
+    picked = git.commit(commit)
+    parent = git.commit(picked.parents[0]).tree if picked.parents else None
+    return tuple(git.objects.changes(parent, picked.tree)), parent
+
+
+def words_of(git: Git, patch: Patch) -> tuple[str, Signature]:
+    """Return the message and the author of the commit that a patch becomes."""
+    if patch.mail is not None:
+        return patch.mail.message, patch.mail.author
+    assert patch.origin.commit is not None
+    picked = git.commit(patch.origin.commit)
+    note = f"(cherry picked from commit {patch.origin.commit})"
+    return f"{picked.message.rstrip()}\n\n{note}\n", picked.author
