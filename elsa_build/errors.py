@@ -7,6 +7,8 @@ Errors are raised low, close to the cause, and turned into words and an exit cod
 from enum import IntEnum
 from typing import ClassVar
 
+from elsa_build.diagnostics import Diagnostic
+
 
 class ExitCode(IntEnum):
     """The process exit codes; documented in `docs/reference/exit-codes.md`."""
@@ -23,9 +25,13 @@ class ExitCode(IntEnum):
 
 
 class ElsaError(Exception):
-    """An expected failure: what and where in `message`, one command to type in `hint`."""
+    """An expected failure: what and where in `message`, one command to type in `hint`.
+
+    `findings` has the parts of a failure that has several.
+    """
 
     code: ClassVar[ExitCode] = ExitCode.BUG
+    findings: tuple[Diagnostic, ...] = ()
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)

@@ -137,7 +137,8 @@ class Patch:
     """One change we carry: what `series.yaml` says of it, and its file.
 
     `id` is a slug, stable for life. `line` is where its entry starts in `series.yaml`. `mail` is
-    absent only for a cherry-pick that is kept as a reference to `origin.commit`.
+    absent only for a cherry-pick that is kept as a reference to `origin.commit`. `base` is the
+    commit that its patchset was written on, when the patchset records it.
     """
 
     id: str
@@ -148,6 +149,7 @@ class Patch:
     status: Status
     why: str
     mail: Mail | None
+    base: Oid | None = None
     origin: Origin = field(default_factory=Origin)
     drop_when: str | None = None
     requires: tuple[str, ...] = ()
@@ -245,12 +247,38 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """When a server counts as well; seconds. The defaults outlast SGLang's own 20 s."""
+
+    interval_s: int = 30
+    timeout_s: int = 30
+    start_period_s: int = 300
+    retries: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOptions:
+    """What a step that runs in `docker build` may use.
+
+    `network` is docker's word (`none` is the hermetic switch). `packages` are pip requirements
+    that the base lacks; `pip_args` go to that pip, `ca_bundle` is what it trusts.
+    """
+
+    network: str = "none"
+    packages: tuple[str, ...] = ()
+    pip_args: tuple[str, ...] = ()
+    ca_bundle: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """One image: what goes in, where it runs, how it is served. The result of a recipe file.
 
-    `base` is an image reference by digest, or None for an overlay image. `package_dir` is where
-    the base keeps the directory that holds `sglang/` (None: look inside). `flags` are the
-    arguments of `python3 -m sglang.launch_server`; `env` and `labels` keep the file's order.
+    `base` is an image reference by digest, or None for an overlay image; `base_layout` is an OCI
+    layout or an archive that holds its bytes. `package_dir` is where the base keeps the directory
+    that holds `sglang/` (None: look inside). `flags` are the arguments of `python3 -m
+    sglang.launch_server` without their dashes, in the file's order, None for a switch; `env` and
+    `labels` keep the file's order too. `user` is who runs the server (None: as the base says).
     """
 
     name: str
@@ -265,6 +293,10 @@ class Recipe:
     base: str | None = None
     package_dir: str | None = None
     python: str = "3.12"
+    base_layout: Path | None = None
+    user: str | None = None
+    health: Health = field(default_factory=Health)
+    build: BuildOptions = field(default_factory=BuildOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,9 +22,7 @@ class Progress(Protocol):
 
 class _Silent:
     @contextmanager
-    def task(
-        self, description: str, total: int | None = None, unit: str = ""
-    ) -> Iterator[Advance]:
+    def task(self, description: str, total: int | None = None, unit: str = "") -> Iterator[Advance]:
         del description, total, unit
         yield lambda _: None
 

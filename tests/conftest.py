@@ -1,5 +1,6 @@
 """The seal around every test, and `story`: commits in a bare repository without a work tree."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +16,6 @@ AUTHOR = Signature(name="Ada", email="ada@example.org", date="1700000000 +0100")
 @pytest.fixture(autouse=True)
 def _seal(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Keep the person's git, colours, cache and editor out of the tests."""
-    import os
-
     for name in list(os.environ):
         if name.startswith(("GIT_", "ELSA_")) and name != "ELSA_BUILD_TEST_CACHE":
             monkeypatch.delenv(name)
@@ -43,7 +42,9 @@ class Story:
         entries = {
             path: None
             if text is None
-            else Entry(FILE, objects.write("blob", text.encode() if isinstance(text, str) else text))
+            else Entry(
+                FILE, objects.write("blob", text.encode() if isinstance(text, str) else text)
+            )
             for path, text in files.items()
         }
         tree = objects.edit(self.git.commit(parent).tree if parent else None, entries)
@@ -56,6 +57,7 @@ class Story:
         files: dict[str, str | bytes | None],
         *,
         status: Status = Status.KEPT,
+        base: Oid | None = None,
     ) -> Patch:
         """Write a patch against `parent` in the form that patch files have: one line of context."""
         commit = self.commit(parent, name, files)
@@ -69,6 +71,7 @@ class Story:
             kind=Kind.LOCAL,
             status=status,
             why=f"the story needs {name}",
+            base=base,
             mail=Mail(author=AUTHOR, message=name, diff=diff),
         )
 

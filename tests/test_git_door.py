@@ -9,7 +9,9 @@ from tests.conftest import AUTHOR
 
 
 def test_hooks_leak_nothing_into_git_but_transport_settings_stay():
-    env = environment({"GIT_DIR": "/x", "GIT_INDEX_FILE": "i", "GIT_CONFIG_NOSYSTEM": "1", "A": "b"})
+    env = environment(
+        {"GIT_DIR": "/x", "GIT_INDEX_FILE": "i", "GIT_CONFIG_NOSYSTEM": "1", "A": "b"}
+    )
 
     assert "GIT_DIR" not in env
     assert "GIT_INDEX_FILE" not in env

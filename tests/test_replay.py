@@ -1,5 +1,6 @@
 """A series on a new base: each outcome, and that one run tells all of them."""
 
+import dataclasses
 import subprocess
 
 import pytest
@@ -18,7 +19,8 @@ def text(**lines: str) -> str:
 
 
 def run(story, patches, onto, base=None):
-    return replay(story.git, Series(name="story", patches=tuple(patches), base=base), onto)
+    based = tuple(dataclasses.replace(patch, base=base) for patch in patches)
+    return replay(story.git, Series(name="story", patches=based), onto)
 
 
 def outcomes(done):
@@ -142,6 +144,16 @@ def test_without_the_written_base_only_renames_are_lost(story, base):
     assert outcomes(done) == [Outcome.CLEAN]
     entry = story.git.objects.find(done.tree, "pool.py")
     assert story.git.objects.blob(entry.oid).decode() == text(l4="ours", l8="merged")
+
+
+def test_patches_of_different_bases_keep_their_own_ancestors(story, base):
+    onto = story.commit(base, "moved", {"pool.py": None, "mem/pool.py": text()})
+    old = dataclasses.replace(story.patch(base, "old", {"pool.py": text(l4="ours")}), base=base)
+    new = dataclasses.replace(story.patch(onto, "new", {"mem/pool.py": text(l8="ours")}), base=onto)
+
+    done = replay(story.git, Series(name="story", patches=(old, new)), onto)
+
+    assert outcomes(done) == [Outcome.CLEAN, Outcome.CLEAN]
 
 
 def test_a_line_that_looks_like_a_marker_is_text():

@@ -191,10 +191,10 @@ def command(
                 _emit_words(session, result)
             raise typer.Exit(int(result.code))
 
-        call.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=[*own, *common], return_annotation=None
-        )
-        del call.__wrapped__  # type: ignore[attr-defined]
+        # Typer reads the signature, and would follow `__wrapped__` past it to the function's own.
+        joined = signature.replace(parameters=[*own, *common], return_annotation=None)
+        call.__signature__ = joined  # type: ignore[attr-defined]
+        del call.__wrapped__
         call.__annotations__ = {}
         doc = inspect.cleandoc(function.__doc__ or "")
         call.__doc__ = f"{doc}\n\n\b\nExample:\n  " + "\n  ".join(example.splitlines())
@@ -206,8 +206,8 @@ def command(
 
 def failure(e: ElsaError) -> Result:
     """Return an error as a result, for `--json`."""
-    found = Diagnostic(code="E000", severity=Severity.ERROR, message=str(e), hint=e.hint)
-    return Result(data={}, status="error", code=e.code, diagnostics=(found,))
+    whole = Diagnostic(code="E000", severity=Severity.ERROR, message=str(e), hint=e.hint)
+    return Result(data={}, status="error", code=e.code, diagnostics=e.findings or (whole,))
 
 
 def _emit_json(document: str, result: Result) -> None:

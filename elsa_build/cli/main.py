@@ -10,7 +10,19 @@ from elsa_build import __version__
 from elsa_build.cli.app import app
 from elsa_build.errors import ElsaError, ExitCode
 
-COMMANDS = ("status",)
+COMMANDS = (
+    "doctor",
+    "status",
+    "check",
+    "pin",
+    "patch",
+    "apply",
+    "recipe",
+    "dockerfile",
+    "image",
+    "image_diff",
+    "verify",
+)
 """Modules of `elsa_build.cli`, in the order of `--help`."""
 
 for _name in COMMANDS:
@@ -27,7 +39,7 @@ def run() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; nothing was left half done, run the same command again\n")
         raise SystemExit(int(ExitCode.INTERRUPTED)) from None
-    except Exception:
+    except Exception:  # noqa: BLE001 - the last resort: say that it is a bug and keep the traceback
         report = _report()
         sys.stderr.write(f"error: this is a bug in elsa-build; details are in {report}\n")
         raise SystemExit(int(ExitCode.BUG)) from None

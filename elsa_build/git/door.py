@@ -98,9 +98,7 @@ class Git:
             self._env["GIT_OBJECT_DIRECTORY"] = str(objects)
             self._env["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = f'"{own}"'
         self._objects_path = own
-        self.objects = ObjectStore(
-            self.command("cat-file", "--batch"), self._env, objects if objects else own
-        )
+        self.objects = ObjectStore(self.command("cat-file", "--batch"), self._env, objects or own)
 
     def __enter__(self) -> Self:
         return self
@@ -217,6 +215,10 @@ class Git:
             f"update {ref}\0{new or zero}\0{old or zero}\0" for ref, (new, old) in moves.items()
         ]
         self.run("update-ref", "-z", "--stdin", stdin="".join(lines).encode())
+
+    def borrow(self, repository: Path, commit: Oid) -> None:
+        """Copy a commit and what it needs from another repository; no ref moves."""
+        self.run("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", str(repository), commit)
 
     # --- commits ----------------------------------------------------------------------------
 

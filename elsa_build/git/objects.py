@@ -1,7 +1,7 @@
 """Objects in and out of a repository without a process per object.
 
-A replay reads and writes some thousand small objects; `git cat-file` and `git hash-object` at 2 ms a
-call would cost more than the merging. Reads go through one `git cat-file --batch` (which also
+A replay reads and writes some thousand small objects; `git cat-file` and `git hash-object` at 2 ms
+a call would cost more than the merging. Reads go through one `git cat-file --batch` (which also
 fetches what a partial clone lacks); writes are loose objects, git's simplest public format.
 Source: gitformat-loose(5), gitformat-index(5) for the order of tree entries.
 """
@@ -89,7 +89,9 @@ class ObjectStore:
             body = stdout.read(int(header[2]))
             stdout.read(1)
         except (OSError, IndexError, ValueError) as e:
-            self._reader = None
+            reader, self._reader = self._reader, None
+            reader.kill()
+            reader.communicate()
             raise ToolError(f"git cat-file ended while reading object {oid}") from e
         return header[1].decode(), body
 

@@ -71,7 +71,7 @@ def refuse_foreign(folder: Path) -> None:
         names = ", ".join(line[3:] for line in changed[:5])
         raise FailedError(
             f"{folder} has changes of its own: {names} ({len(changed)} in all)",
-            hint=f"git -C {folder} stash, or elsa-build patch refresh ID --from {folder}",
+            hint=f"git -C {folder} stash, or elsa-build patch refresh ID --work-tree {folder}",
         )
     if _git(folder, "rev-parse", "HEAD").strip() != ours:
         raise FailedError(
@@ -84,9 +84,14 @@ def _fill(mirror: Path, done: Replay, fresh: Path, branch: str) -> None:
     with Git(mirror) as git:
         objects = git.directory / "objects"
     _git(fresh, "init", "--quiet", "--template=", f"--initial-branch={branch}")
-    alternates = fresh / ".git" / "objects" / "info" / "alternates"
-    alternates.parent.mkdir(exist_ok=True)
-    alternates.write_text(f"{objects}\n")
+    inside = fresh / ".git"
+    for name, text in (
+        ("objects/info/alternates", f"{objects}\n"),
+        # What running the tree leaves behind, and what a wheel adds to it, is nobody's change.
+        ("info/exclude", "__pycache__/\n*.so\n_version.py\n"),
+    ):
+        (inside / name).parent.mkdir(exist_ok=True)
+        (inside / name).write_text(text)
     _git(fresh, "update-ref", f"refs/heads/{branch}", done.head)
     _git(fresh, "update-ref", "refs/tags/elsa-base", done.onto)
     _git(fresh, "reset", "--quiet", "--hard")
@@ -102,7 +107,9 @@ def _git(folder: Path, *args: str, ok: tuple[int, ...] = (0,)) -> str:
         check=False,
     )
     if ran.returncode not in ok:
-        raise ToolError(f"git {args[0]} in {folder}: {ran.stderr.decode('utf-8', 'replace').strip()}")
+        raise ToolError(
+            f"git {args[0]} in {folder}: {ran.stderr.decode('utf-8', 'replace').strip()}"
+        )
     return ran.stdout.decode("utf-8", "surrogateescape")
 
 

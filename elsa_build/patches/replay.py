@@ -25,8 +25,7 @@ def replay(git: Git, series: Series, onto: Oid, *, progress: Progress = SILENT) 
     give the same commit ids on every machine.
     """
     start = git.commit(onto).tree
-    base = git.find(series.base, "tree") if series.base else None
-    state = _State(git=git, context=base or start, head=onto, tree=start)
+    state = _State(git=git, start=start, head=onto, tree=start)
     steps = []
     with progress.task(f"replay {series.name}", total=len(series.patches)) as advance:
         for patch in series.patches:
@@ -39,14 +38,16 @@ def replay(git: Git, series: Series, onto: Oid, *, progress: Progress = SILENT) 
 class _State:
     """How far a replay is: the new stack, and beside it the stack as it was written.
 
-    `context` is the tree that the next patch was written on, so that git sees each patch's own
-    parent as the merge base; dropped patches advance it too, since later ones were written on them.
+    `contexts` has, per base, the tree that its next patch was written on, so that git sees each
+    patch's own parent as the merge base; dropped patches advance it too, since later ones were
+    written on them. A patch of unknown base is taken as written on the start, which loses renames.
     """
 
     git: Git
-    context: Oid
+    start: Oid
     head: Oid
     tree: Oid
+    contexts: dict[Oid | None, Oid] = field(default_factory=dict)
     unresolved: dict[str, str] = field(default_factory=dict)
 
     def take(self, patch: Patch) -> Step:
@@ -54,9 +55,9 @@ class _State:
         if patch.mail is None and patch.status not in REPLAYED:
             return Step(patch=patch, outcome=Outcome.SKIPPED, tree=self.tree)
         change, parent = change_of(self.git, patch)
-        before, after = written(self.git, change, parent or self.context)
+        before, after = written(self.git, change, parent or self._context(patch))
         if parent is None:
-            self.context = after
+            self.contexts[patch.base] = after
         if patch.status not in REPLAYED:
             return Step(patch=patch, outcome=Outcome.SKIPPED, tree=self.tree)
         if before == after:
@@ -77,6 +78,11 @@ class _State:
             commit=self.head,
             paths=merged.paths,
         )
+
+    def _context(self, patch: Patch) -> Oid:
+        known = self.contexts.get(patch.base)
+        found = self.git.find(patch.base, "tree") if patch.base and not known else None
+        return known or found or self.start
 
     def _conflict(self, patch: Patch, own: tuple[str, ...], merged: Merged) -> Step:
         touched = tuple(sorted({*own, *merged.paths}))

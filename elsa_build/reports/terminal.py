@@ -92,6 +92,5 @@ def _totals(done: Replay) -> "Text":
     failed = sum(step.failed for step in done.steps)
     words = ", ".join(f"{counted[o]} {o}" for o in Outcome if counted[o])
     style = "bold red" if failed else "bold green"
-    return Text(f"\n{len(done.steps)} patches: {words or 'none'}; tree {done.tree}", style=style)
-
-
+    count = f"{len(done.steps)} patch{'' if len(done.steps) == 1 else 'es'}"
+    return Text(f"\n{count}: {words or 'none'}; tree {done.tree}", style=style)

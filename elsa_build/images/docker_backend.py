@@ -1,0 +1,91 @@
+"""Builds a recipe's Dockerfile for real: the overlay of the oci backend on a base in dockerd.
+
+The plan is the oci backend's own: the same overlay archive is loaded, and the Dockerfile copies
+from it. So both backends put the same bytes at the same paths; ids and dates of layers differ.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from elsa_build.errors import ConfigError, ToolError
+from elsa_build.images.dockerd import Daemon
+from elsa_build.images.dockerfile import CA_BUNDLE, render
+from elsa_build.images.reference import check_reference
+from elsa_build.model import Recipe
+from elsa_build.progress import SILENT, Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """What the docker backend made. `image` is the daemon's id of it, `overlay` what it loaded."""
+
+    image: str
+    tag: str
+    overlay: str
+    dockerfile: str
+
+
+def build_on_base(
+    daemon: Daemon,
+    recipe: Recipe,
+    *,
+    template: Path,
+    overlay: Path,
+    base: str,
+    tag: str,
+    package_dir: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    progress: Progress = SILENT,
+) -> Built:
+    """Load an overlay archive and build the recipe's Dockerfile with it on a base.
+
+    Args:
+        daemon: Where to build.
+        recipe: What the image is.
+        template: The project's `Dockerfile.j2`.
+        overlay: An archive that the oci backend wrote without a base. No layer of it may delete
+            what is not below it: overlayfs lists such a whiteout, cannot read it, and COPY stops.
+        base: Name or id of an image that the daemon has.
+        tag: Name of the image to make.
+        package_dir: Where the base keeps `sglang/`, as found by a look inside.
+        labels: True facts about this build.
+        progress: Told of every step.
+
+    Raises:
+        ConfigError: A name that docker would refuse, a missing CA bundle (exit 5).
+        ToolError: The daemon lacks the base, or a step failed (exit 6).
+    """
+    check_reference(tag)
+    if daemon.inspect(check_reference(base)) is None:
+        raise ToolError(f"docker: the daemon has no image {base}", hint=f"docker pull {base}")
+    loaded = daemon.load(overlay, progress)
+    if len(loaded) != 1:
+        raise ToolError(f"docker: {overlay} holds {len(loaded)} images, an overlay is one")
+    text = render(
+        recipe,
+        template,
+        overlay=loaded[0],
+        base=base,
+        package_dir=package_dir,
+        labels=labels,
+    )
+    image = daemon.build(
+        {"Dockerfile": text.encode(), **_ca_bundle(recipe)},
+        tag=tag,
+        network=recipe.build.network,
+        progress=progress,
+    )
+    return Built(image=image, tag=tag, overlay=loaded[0], dockerfile=text)
+
+
+def _ca_bundle(recipe: Recipe) -> dict[str, bytes]:
+    path = recipe.build.ca_bundle
+    if path is None:
+        return {}
+    try:
+        return {CA_BUNDLE: path.read_bytes()}
+    except OSError as e:
+        raise ConfigError(
+            f"{recipe.path.parent.name}/{recipe.path.name}: build.ca_bundle: {path}: {e.strerror}"
+        ) from e

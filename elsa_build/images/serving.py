@@ -1,0 +1,73 @@
+"""How an image runs its server: environment, command and health check, from a recipe alone.
+
+Every backend writes the same values, so that an image behaves the same whoever built it.
+"""
+
+import re
+
+from elsa_build.model import Recipe
+
+CACHE = "/opt/elsa/cache"
+"""Where every compiled kernel lives: one fixed folder, since some caches key by path."""
+
+PORT = "30000"
+"""SGLang's own. Source: sglang v0.5.23 srt/arg_groups/fields/serving.py."""
+
+
+def environment(recipe: Recipe) -> dict[str, str]:
+    """Return the image's environment: where caches are, then the recipe's own, which wins.
+
+    SGLang sets most of these from SGLANG_CACHE_DIR, but only if it is imported before FlashInfer
+    and before inductor's first look; and the cache of its own JIT is not below that folder.
+    Source: sglang v0.5.23 srt/environ.py, third_party_cache_defaults; sgl-project/sglang 35621.
+    """
+    number = re.sub(r"\D", "", recipe.arch)
+    major, minor = number[:-1], number[-1]
+    ours = {
+        "SGLANG_CACHE_DIR": CACHE,
+        "SGLANG_JIT_CACHE_DIR": f"{CACHE}/jit",
+        "TRITON_CACHE_DIR": f"{CACHE}/triton",
+        "TORCHINDUCTOR_CACHE_DIR": f"{CACHE}/inductor",
+        "TILELANG_CACHE_DIR": f"{CACHE}/tilelang",
+        "CUDA_CACHE_PATH": f"{CACHE}/nv",
+        "FLASHINFER_WORKSPACE_BASE": CACHE,
+    }
+    if int(number) >= 90:
+        # From sm_90 on kernels are built for one card's own features; the family names of two
+        # builders differ (120a, 120f), so builder and server must be told the same one.
+        suffix = "a" if int(number) < 100 else "f"
+        ours["FLASHINFER_CUDA_ARCH_LIST"] = f"{major}.{minor}{suffix}"
+        ours["CUTE_DSL_ARCH"] = f"sm_{number}a"
+    return ours | dict(recipe.env)
+
+
+def command(recipe: Recipe) -> tuple[str, ...]:
+    """Return the argument list that starts the server; no shell reads it."""
+    words = ["python3", "-m", "sglang.launch_server"]
+    for name, value in (("model-path", recipe.model), *recipe.flags):
+        if value is None:
+            words.append(f"--{name}")
+        elif value.startswith("-"):
+            # argparse takes a value that begins with a dash for the next option.
+            words.append(f"--{name}={value}")
+        else:
+            words += [f"--{name}", value]
+    return tuple(words)
+
+
+def health_command(recipe: Recipe) -> tuple[str, ...]:
+    """Return the argument list that ends with 0 while the server is well.
+
+    Python, since a base need not have curl; http.client, since it does not send a request to
+    127.0.0.1 through the person's proxy; a time limit of its own below docker's, so that the
+    reason lands in the health log.
+    """
+    port = dict(recipe.flags).get("port") or PORT
+    limit = recipe.health.timeout_s - 1
+    script = (
+        "import http.client as h, sys; "
+        f"c = h.HTTPConnection('127.0.0.1', {int(port)}, timeout={limit}); "
+        "c.request('GET', '/health'); "
+        "s = c.getresponse().status; print(s); sys.exit(s != 200)"
+    )
+    return ("python3", "-I", "-c", script)

@@ -1,0 +1,255 @@
+"""One checkout of ours, read together: the lock, a recipe, its patchsets, the pinned repository.
+
+Commands start here. What a run needs of the disk is found once and handed on as values.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from elsa_build.diagnostics import Diagnostic, errors
+from elsa_build.errors import ConfigError, ConflictError, FailedError
+from elsa_build.git.door import Git, Quarantine
+from elsa_build.images import recipe as recipes
+from elsa_build.images.plan import Prepared
+from elsa_build.images.prepare import prepare as gather
+from elsa_build.model import Oid, Outcome, Recipe, Replay, Series, SourceKind, Step
+from elsa_build.patches import checkout, probes, seriesfile
+from elsa_build.patches.guarding import guarded
+from elsa_build.patches.replay import replay
+from elsa_build.progress import SILENT, Progress
+from elsa_build.upstream import lock as locks
+from elsa_build.upstream import lockfile
+from elsa_build.upstream.cache import cache_dir
+from elsa_build.upstream.source import open_pinned, open_wheel
+
+PATCHSETS = "patchsets"
+
+
+def read_lock(root: Path) -> locks.Lock:
+    """Return the project's lock.
+
+    Raises:
+        ConfigError: There is none, or it is not what the tool wrote.
+    """
+    path = root / locks.FILENAME
+    if not path.is_file():
+        raise ConfigError(
+            f"{path}: no such file; nothing is pinned yet", hint="elsa-build pin set latest"
+        )
+    return lockfile.read(path)
+
+
+def patchset_names(root: Path) -> tuple[str, ...]:
+    """Return the patchsets of the project, sorted."""
+    return tuple(
+        sorted(path.parent.name for path in (root / PATCHSETS).glob(f"*/{seriesfile.NAME}"))
+    )
+
+
+def read_series(root: Path, names: tuple[str, ...] | None = None) -> Series:
+    """Return these patchsets (all of them by default) as one series.
+
+    Raises:
+        SeriesError: Something in them is wrong.
+    """
+    chosen = patchset_names(root) if names is None else names
+    return seriesfile.combine(
+        *(seriesfile.load(root / PATCHSETS / name, root=root) for name in chosen)
+    )
+
+
+def pinned_repository(lock: locks.Lock, progress: Progress = SILENT) -> Path:
+    """Return the bare repository that holds the pin, fetching it when needed."""
+    return open_pinned(lock, cache=cache_dir(os.environ), progress=progress)
+
+
+def input_files(root: Path, recipe: Recipe, series: Series) -> tuple[Path, ...]:
+    """Return every file of ours that decides a recipe's tree: itself, its series, their mails."""
+    listed = [recipe.path]
+    listed += [root / PATCHSETS / name / seriesfile.NAME for name in recipe.patchsets]
+    listed += [patch.file for patch in series.patches if patch.file]
+    return tuple(dict.fromkeys(path.resolve() for path in listed))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """A recipe's series on the pin, guarded: what `apply` writes and `image` ships.
+
+    `repository` is where the objects live; `inputs` are the sha256 digests for the lock;
+    `probes` are the claims of the series that do not hold in the result.
+    """
+
+    lock: locks.Lock
+    recipe: Recipe | None
+    series: Series
+    done: Replay
+    repository: Path
+    inputs: dict[str, str]
+    probes: tuple[Diagnostic, ...] = ()
+
+    @property
+    def clean(self) -> bool:
+        """Say whether the result may be written and shipped."""
+        return self.done.clean and not errors(self.probes)
+
+
+@contextmanager
+def replayed(
+    root: Path,
+    *,
+    recipe: Recipe | None = None,
+    locked: bool = False,
+    progress: Progress = SILENT,
+) -> Iterator[tuple[Stack, Quarantine]]:
+    """Replay a recipe's series (or all patchsets) on the pin and guard it, in a quarantine.
+
+    Nothing of it stays unless the caller keeps the quarantine.
+
+    Raises:
+        StaleError: `locked`, and an input is not what the lock recorded.
+    """
+    lock = read_lock(root)
+    series = read_series(root, recipe.patchsets if recipe else None)
+    inputs: dict[str, str] = {}
+    if recipe:
+        inputs = locks.digest_inputs(root, input_files(root, recipe, series))
+        if locked:
+            locks.require_fresh(lock, recipe.name, inputs)
+    repository = pinned_repository(lock, progress)
+    with Git(repository) as git, git.quarantine() as inner:
+        done = replay(inner, series, lock.pin.commit, progress=progress)
+        done = guarded(inner, done, progress=progress)
+        standing = [step.patch for step in done.steps if step.commit]
+        yield (
+            Stack(
+                lock=lock,
+                recipe=recipe,
+                series=series,
+                done=done,
+                repository=repository,
+                inputs=inputs,
+                probes=probes.examine(inner.objects, done.tree, standing),
+            ),
+            inner,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where `apply` puts a result: a folder, or a branch of a repository (None: the mirror)."""
+
+    folder: Path | None = None
+    branch: str | None = None
+    repository: Path | None = None
+
+
+def write(
+    root: Path,
+    stack: Stack,
+    quarantine: Quarantine,
+    target: Target,
+    *,
+    now: int,
+    locked: bool = False,
+    progress: Progress = SILENT,
+) -> Oid | None:
+    """Keep a clean result, record it in the lock, put it where it was asked for.
+
+    Returns:
+        Where the branch was before, if it moved.
+    """
+    quarantine.keep()
+    before = None
+    if target.folder:
+        with progress.task(f"write {target.folder}"):
+            checkout.to_folder(stack.repository, stack.done, target.folder)
+    elif target.branch:
+        with Git(target.repository or stack.repository) as git:
+            if target.repository:
+                git.borrow(stack.repository, stack.done.head)
+            before = checkout.to_branch(git, stack.done, target.branch, now=now)
+    if stack.recipe:
+        recorded = locks.record(stack.lock, stack.recipe.name, stack.inputs, stack.done.tree)
+        locks.save(root / locks.FILENAME, recorded, locked=locked)
+    return before
+
+
+def require_clean(stack: Stack) -> None:
+    """Return when every patch applied, no guard objected and every probe holds.
+
+    Raises:
+        ConflictError: Some patches do not apply; the message names them.
+        FailedError: A probe does not hold.
+    """
+    steps = stack.done.steps
+    failed = [f"{step.patch.id} ({_why(step)})" for step in steps if step.failed]
+    if failed:
+        raise ConflictError(
+            f"{len(failed)} of {len(steps)} patches do not apply: {', '.join(failed)}",
+            hint="elsa-build apply --dry-run",
+        )
+    broken = errors(stack.probes)
+    if broken:
+        raise FailedError("; ".join(map(str, broken)), hint=broken[0].hint)
+
+
+def _why(step: Step) -> str:
+    return "guards" if step.outcome is Outcome.CLEAN else str(step.outcome)
+
+
+@contextmanager
+def prepare(
+    root: Path,
+    recipe: Recipe,
+    *,
+    locked: bool = False,
+    dry_run: bool = False,
+    progress: Progress = SILENT,
+) -> Iterator[Prepared]:
+    """Replay a recipe and gather everything that its image is made of.
+
+    The lock is brought up to date first (unless `dry_run`), since the image carries it.
+
+    Raises:
+        ConflictError: The series does not apply.
+        StaleError: `locked`, and an input is not what the lock recorded.
+    """
+    with replayed(root, recipe=recipe, locked=locked, progress=progress) as (stack, quarantine):
+        require_clean(stack)
+        lock = locks.record(stack.lock, recipe.name, stack.inputs, stack.done.tree)
+        if not dry_run:
+            locks.save(root / locks.FILENAME, lock, locked=locked)
+        cache = cache_dir(os.environ)
+        wheel = None
+        if lock.pin.source is SourceKind.RELEASE and not recipe.base_layout:
+            wheel = open_wheel(lock, python=recipe.python, cache=cache, progress=progress)
+        yield gather(
+            pin=lock.pin,
+            recipe=recipe,
+            done=stack.done,
+            objects=quarantine.objects,
+            lock=locks.write(lock).encode(),
+            cache=cache / "images",
+            wheel=wheel,
+            progress=progress,
+        )
+
+
+def choose_recipe(root: Path, *, tag: str | None = None, name: str | None = None) -> Recipe:
+    """Return the recipe of a tag or a name, else the only one."""
+    return recipes.find(root, tag=tag, name=name)
+
+
+def recipe_names(root: Path) -> tuple[str, ...]:
+    """Return the recipes of the project, sorted."""
+    return tuple(sorted(path.stem for path in (root / recipes.FOLDER).glob("*.yaml")))
+
+
+def staleness(root: Path, recipe: Recipe, lock: locks.Lock) -> tuple[Diagnostic, ...]:
+    """Return what of a recipe's inputs is no longer as the lock recorded it."""
+    series = read_series(root, recipe.patchsets)
+    digests = locks.digest_inputs(root, input_files(root, recipe, series))
+    return locks.stale(lock, recipe.name, digests)

@@ -1,0 +1,255 @@
+import importlib.util
+import marshal
+import sys
+
+import pytest
+
+from elsa_build.errors import ConfigError
+from elsa_build.git.objects import Entry
+from elsa_build.images.bytecode import compiled, module_of, runs_here, stale_pyc
+from elsa_build.images.oci.layer import File, Symlink, Whiteout
+from elsa_build.images.plan import Compiled, delta_of, hidden, layers
+from elsa_build.model import Digest
+from tests.imaging import UPSTREAM, WHERE, prepared
+
+ROOT = WHERE.strip("/")
+HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def by_name(ready):
+    return {layer.name: layer for layer in layers(ready)}
+
+
+def members(layer):
+    return {member.path: member for member in layer.members()}
+
+
+def test_the_layers_are_upstream_and_the_patched_files_only(story, tmp_path):
+    found = by_name(prepared(story, tmp_path))
+
+    assert list(found) == ["upstream", "patches"]
+    assert set(members(found["patches"])) == {f"{ROOT}/sglang/pool.py"}
+    assert set(members(found["upstream"])) == {
+        f"{ROOT}/{path.removeprefix('python/')}" for path in UPSTREAM if "/sglang/" in path
+    }
+
+
+def test_another_patch_changes_the_key_of_the_patches_alone(story, tmp_path):
+    one = by_name(prepared(story, tmp_path, {"python/sglang/pool.py": "SIZE = 2\n"}))
+    two = by_name(prepared(story, tmp_path, {"python/sglang/pool.py": "SIZE = 3\n"}))
+
+    assert one["upstream"].key == two["upstream"].key
+    assert one["patches"].key != two["patches"].key
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epoch": 1},
+        {"package_dir": "/elsewhere"},
+        {"files": {"python/sglang/more.py": ""}},
+        {"compiled": Compiled(digest=Digest("sha256:00"), paths=(), read=tuple)},
+        {"bytecode": HERE},
+    ],
+)
+def test_everything_that_decides_upstreams_layer_is_in_its_key(story, tmp_path, change):
+    before = by_name(prepared(story, tmp_path))["upstream"]
+
+    after = by_name(prepared(story, tmp_path, **change))["upstream"]
+
+    assert after.key != before.key
+
+
+def test_a_change_outside_the_package_is_in_no_layer_and_is_said(story, tmp_path):
+    ready = prepared(story, tmp_path, {"test/test_new.py": "", "python/pyproject.toml": "[x]\n"})
+
+    assert list(by_name(ready)) == ["upstream"]
+    assert ready.trees.outside() == ("python/pyproject.toml", "test/test_new.py")
+
+
+def test_compiled_extensions_of_the_release_are_in_upstreams_layer(story, tmp_path):
+    extension = Compiled(
+        digest=Digest("sha256:01"), paths=("srt/_x.so",), read=lambda: [("srt/_x.so", b"\x7fELF")]
+    )
+
+    layer = by_name(prepared(story, tmp_path, compiled=extension))["upstream"]
+
+    assert members(layer)[f"{ROOT}/sglang/srt/_x.so"].body == b"\x7fELF"
+
+
+def test_modes_and_links_come_from_git(story, tmp_path):
+    ready = prepared(story, tmp_path)
+    objects = story.git.objects
+    patched = objects.edit(
+        ready.trees.patched,
+        {
+            "python/sglang/run.sh": Entry("100755", objects.write("blob", b"#!/bin/sh\n")),
+            "python/sglang/link.py": Entry("120000", objects.write("blob", b"pool.py")),
+        },
+    )
+    changed = prepared(story, tmp_path, trees=type(ready.trees)(
+        objects=objects, upstream=ready.trees.upstream, patched=patched))  # fmt: skip
+
+    found = members(by_name(changed)["patches"])
+
+    assert isinstance(found[f"{ROOT}/sglang/run.sh"], File)
+    assert found[f"{ROOT}/sglang/run.sh"].executable
+    assert found[f"{ROOT}/sglang/link.py"] == Symlink(
+        path=f"{ROOT}/sglang/link.py", target="pool.py"
+    )
+
+
+def test_a_submodule_is_refused(story, tmp_path):
+    ready = prepared(story, tmp_path)
+    objects = story.git.objects
+    patched = objects.edit(ready.trees.patched, {"python/sglang/sub": Entry("160000", "1" * 40)})
+    broken = prepared(story, tmp_path, trees=type(ready.trees)(
+        objects=objects, upstream=ready.trees.upstream, patched=patched))  # fmt: skip
+
+    with pytest.raises(ConfigError, match="sglang/sub: a submodule"):
+        layers(broken)
+
+
+def test_a_tree_without_the_package_is_refused(story, tmp_path):
+    ready = prepared(story, tmp_path)
+    empty = story.git.commit(story.commit(None, "nothing", {"README": ""})).tree
+
+    with pytest.raises(ConfigError, match="has no folder python/sglang"):
+        ready.trees.package(empty)
+
+
+# --- what goes --------------------------------------------------------------------------------
+
+
+def test_a_deleted_file_is_hidden(story, tmp_path):
+    ready = prepared(story, tmp_path, {"python/sglang/pool.py": None})
+
+    found = members(by_name(ready)["patches"])
+
+    assert found == {f"{ROOT}/sglang/pool.py": Whiteout(path=f"{ROOT}/sglang/pool.py")}
+
+
+def test_a_folder_that_a_patch_empties_goes_as_a_whole_so_that_it_cannot_be_imported(
+    story, tmp_path
+):
+    ready = prepared(
+        story,
+        tmp_path,
+        {"python/sglang/old/__init__.py": None, "python/sglang/old/thing.py": None},
+    )
+
+    delta = delta_of(ready)
+
+    assert delta.absent == ("sglang/old",)
+    assert delta.deleted == ("sglang/old/__init__.py", "sglang/old/thing.py")
+
+
+def test_a_folder_with_a_compiled_extension_left_in_it_stays(story, tmp_path):
+    extension = Compiled(digest=Digest("sha256:01"), paths=("old/_x.so",), read=tuple)
+    patch = {"python/sglang/old/__init__.py": None, "python/sglang/old/thing.py": None}
+
+    delta = delta_of(prepared(story, tmp_path, patch, compiled=extension))
+
+    assert delta.absent == ("sglang/old/__init__.py", "sglang/old/thing.py")
+
+
+def test_a_file_that_becomes_a_folder_needs_no_whiteout(story, tmp_path):
+    patch = {"python/sglang/pool.py": None, "python/sglang/pool.py/__init__.py": ""}
+
+    delta = delta_of(prepared(story, tmp_path, patch))
+
+    assert (set(delta.written), delta.absent) == ({"sglang/pool.py/__init__.py"}, ())
+
+
+def test_a_folder_that_becomes_a_file_needs_no_whiteouts(story, tmp_path):
+    patch = {
+        "python/sglang/old/__init__.py": None,
+        "python/sglang/old/thing.py": None,
+        "python/sglang/old": "now a file\n",
+    }
+
+    delta = delta_of(prepared(story, tmp_path, patch))
+
+    assert (set(delta.written), delta.absent) == ({"sglang/old"}, ())
+
+
+def test_nothing_is_hidden_that_is_not_below():
+    assert hidden(gone=(), written=("sglang/a.py",), lower=("sglang/b.py",)) == ()
+
+
+# --- bytecode ---------------------------------------------------------------------------------
+
+BASE = (
+    "sglang/pool.py",
+    "sglang/pool.pyc",
+    "sglang/__pycache__/pool.cpython-312.pyc",
+    "sglang/__pycache__/pool.cpython-312.opt-1.pyc",
+    "sglang/__pycache__/pool_other.cpython-312.pyc",
+    "sglang/srt/__pycache__/pool.cpython-312.pyc",
+)
+
+
+def test_every_compiled_copy_of_a_changed_module_is_stale_and_no_other_is():
+    assert stale_pyc(BASE, {"sglang/pool.py"}) == (
+        "sglang/__pycache__/pool.cpython-312.opt-1.pyc",
+        "sglang/__pycache__/pool.cpython-312.pyc",
+        "sglang/pool.pyc",
+    )
+
+
+def test_a_changed_file_that_is_no_python_leaves_no_bytecode():
+    assert stale_pyc(BASE, {"sglang/pool", "sglang/pool.json"}) == ()
+
+
+def test_a_module_at_the_top_has_its_bytecode_beside_it():
+    assert module_of("__pycache__/a.cpython-312.pyc") == "a"
+    assert module_of("a.pyc") == "a"
+    assert module_of("a.py") is None
+
+
+def test_bytecode_has_an_unchecked_hash_and_the_final_path_in_it():
+    path, body = compiled("opt/sglang/pool.py", b"SIZE = 2\n", HERE)
+
+    assert path == f"opt/sglang/__pycache__/pool.cpython-{HERE.replace('.', '')}.pyc"
+    assert body[4:8] == b"\x01\0\0\0"
+    assert marshal.loads(body[16:]).co_filename == "/opt/sglang/pool.py"
+
+
+def test_bytecode_runs(tmp_path):
+    path, body = compiled("pool.py", b"def size():\n    return {1, 2} and 'x' * 3\n", HERE)
+    (tmp_path / path).parent.mkdir()
+    (tmp_path / path).write_bytes(body)
+    (tmp_path / "pool.py").write_text("raise SystemError('the source was read')\n")
+
+    spec = importlib.util.spec_from_file_location("pool", tmp_path / "pool.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    assert module.size() == "xxx"
+
+
+def test_bytecode_of_another_python_is_not_made():
+    assert not runs_here("3.4")
+    with pytest.raises(ConfigError, match=r"bytecode of Python 3\.4 cannot be made"):
+        compiled("a.py", b"", "3.4")
+
+
+@pytest.mark.parametrize("source", [b"{{ template }} !", b"x = '\0'"])
+def test_a_file_that_is_no_python_despite_its_name_gets_no_bytecode(source):
+    assert compiled("a.py", source, HERE) is None
+
+
+def test_an_image_has_no_bytecode_unless_it_is_asked_for(story, tmp_path):
+    found = by_name(prepared(story, tmp_path))
+
+    assert not [path for layer in found.values() for path in members(layer) if "pyc" in path]
+
+
+def test_asked_for_bytecode_is_in_the_layer_of_its_source(story, tmp_path):
+    ready = prepared(story, tmp_path, bytecode=HERE)
+
+    found = by_name(ready)
+
+    tag = f"cpython-{HERE.replace('.', '')}"
+    assert f"{ROOT}/sglang/__pycache__/pool.{tag}.pyc" in members(found["patches"])
+    assert f"{ROOT}/sglang/srt/__pycache__/engine.{tag}.pyc" in members(found["upstream"])
