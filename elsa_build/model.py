@@ -203,6 +203,41 @@ class Conflict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """How a conflict could be settled; shown, never taken without `--accept`.
+
+    `tree` is the whole tree with the patch in it, `paths` what it touches there, `how` one
+    sentence for each thing that was done, in order. `findings` are the guards' on that tree; a
+    proposal with an error among them is shown, but cannot be accepted.
+    """
+
+    tree: Oid
+    how: tuple[str, ...]
+    paths: tuple[str, ...] = ()
+    findings: tuple[Diagnostic, ...] = ()
+
+
+class Verdict(StrEnum):
+    """How much of a patch upstream already has."""
+
+    ABSORBED = "absorbed"
+    PARTIAL = "partial"
+    DUPLICATE_RISK = "duplicate-risk"
+    GATED_OFF = "gated-off"
+    REVERTED = "reverted-upstream"
+    CARRIED = "carried"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Absorption:
+    """A verdict and what it rests on, one sentence each; `commits` are upstream's, oldest first."""
+
+    verdict: Verdict
+    evidence: tuple[str, ...] = ()
+    commits: tuple[Oid, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """What became of one patch.
 
@@ -218,11 +253,14 @@ class Step:
     conflicts: tuple[Conflict, ...] = ()
     findings: tuple[Diagnostic, ...] = ()
     blocked_by: str | None = None
+    proposal: Proposal | None = None
+    absorption: Absorption | None = None
 
     @property
     def failed(self) -> bool:
         """Say whether this step keeps the series from being written or shipped."""
-        return self.outcome not in _HARMLESS or bool(errors(self.findings))
+        accepted = self.outcome is Outcome.PROPOSED and self.commit is not None
+        return not (accepted or self.outcome in _HARMLESS) or bool(errors(self.findings))
 
 
 _HARMLESS = (Outcome.CLEAN, Outcome.ABSORBED, Outcome.SKIPPED)

@@ -7,6 +7,7 @@ the reason, unless ELSA_BUILD_REQUIRE_DOCKER is set, as in CI.
 import io
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tarfile
@@ -18,12 +19,12 @@ import docker
 import pytest
 from docker.utils import kwargs_from_env
 
-from elsa_build.errors import ConfigError, ToolError
+from elsa_build.errors import ConfigError, FailedError, ToolError
 from elsa_build.git.door import Git
 from elsa_build.git.objects import blob_id
 from elsa_build.images import dockerd
-from elsa_build.images.base import inspect, open_base
-from elsa_build.images.docker_backend import build_on_base
+from elsa_build.images.base import open_base
+from elsa_build.images.docker_backend import build_on_base, look_inside
 from elsa_build.images.dockerfile import STALE, render, stale_list
 from elsa_build.images.oci.archive import write_archive
 from elsa_build.images.oci.contents import visible
@@ -75,15 +76,18 @@ def recipe():
     return replace(load(ROOT / "recipes" / "elsa-1.7.yaml"), package_dir=None)
 
 
+def is_static(program):
+    """Say whether a 64-bit ELF program asks for no interpreter (program header type 3)."""
+    start, size, count = struct.unpack_from("<Q14xHH", program, 32)
+    headers = range(start, start + size * count, size)
+    return all(struct.unpack_from("<I", program, at)[0] != 3 for at in headers)
+
+
 def rootfs(files, path):
     """Write a root file system with a shell and these files, as `docker import` takes it."""
     busybox = shutil.which("busybox")
-    if (
-        busybox is None
-        or b"statically"
-        not in subprocess.run(["file", "-L", busybox], capture_output=True, check=False).stdout
-    ):
-        message = "no static busybox: apt-get install busybox-static file"
+    if busybox is None or not is_static(Path(busybox).read_bytes()):
+        message = "no static busybox: apt-get install busybox-static"
         pytest.fail(message) if REQUIRED else pytest.skip(message)
     with tarfile.open(path, "w") as tar:
         tar.add(Path(busybox).resolve(), "bin/busybox", filter=_owned_by_root)
@@ -180,6 +184,9 @@ INSTALLED = {
 }
 
 
+TREE = {path: blob_id(body) for path, body in INSTALLED.items()}
+
+
 def base_with_sglang(daemon, tmp_path, name, files=INSTALLED):
     placed = {f"{SITE}/{path}": body for path, body in files.items()}
     return imported(daemon, rootfs(placed, tmp_path / "rootfs.tar"), name)
@@ -198,9 +205,7 @@ def test_the_delta_lands_exactly_where_the_base_keeps_the_package(daemon, images
         written={"sglang/pool.py": b"pool = 2\n", "sglang/bounded/copy.py": b"new\n"},
         deleted=["sglang/old.py"],
     )
-    with daemon.saved(base) as path:
-        tree = {name: blob_id(body) for name, body in INSTALLED.items()}
-        found = inspect(open_base(path), tree)
+    found = look_inside(daemon, base, TREE, recipe=recipe, commit="c" * 40)
 
     built = build_on_base(
         daemon,
@@ -224,6 +229,17 @@ def test_the_delta_lands_exactly_where_the_base_keeps_the_package(daemon, images
     assert config["Healthcheck"]["Timeout"] == 30 * 10**9
     assert config["Healthcheck"]["StartPeriod"] >= 120 * 10**9
     assert config["Healthcheck"]["Retries"] >= 3
+
+
+@pytest.mark.docker
+def test_a_base_with_another_tree_is_refused_before_anything_is_built(
+    daemon, images, recipe, tmp_path
+):
+    edited = {**INSTALLED, "sglang/pool.py": b"edited\n"}
+    base = base_with_sglang(daemon, tmp_path, images("base"), edited)
+
+    with pytest.raises(FailedError, match=r"1 files differ .*\n  changed  sglang/pool\.py"):
+        look_inside(daemon, base, TREE, recipe=recipe, commit="c" * 40)
 
 
 @pytest.mark.docker
@@ -465,8 +481,7 @@ def test_a_base_with_the_real_wheel_takes_the_delta_and_nothing_else_changes(
     with Git(source.ensure(pin)) as git:
         python = git.objects.find(git.resolve(pin.commit, "tree"), "python").oid
         tree = {name: entry.oid for name, entry in git.objects.files(python)}
-    with daemon.saved(base) as path:
-        found = inspect(open_base(path), tree)
+    found = look_inside(daemon, base, tree, recipe=recipe, commit=pin.commit)
     changed = {"sglang/srt/mem_cache/memory_pool.py": b"# patched\n", "sglang/srt/new.py": b"#\n"}
     archive = overlay(tmp_path, images("overlay"), written=changed)
 

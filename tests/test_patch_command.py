@@ -69,6 +69,13 @@ def tree_of(world) -> Oid:
         return editing.stack(inner, load(world.folder)).tree
 
 
+def content(world, path: str) -> str:
+    """Return a file as the whole patchset leaves it."""
+    with Git(world.story.git.path) as git, git.quarantine() as inner:
+        tree = editing.stack(inner, load(world.folder)).tree
+        return inner.objects.blob(inner.objects.find(tree, path).oid).decode()
+
+
 def snapshot(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -201,10 +208,7 @@ def test_add_puts_a_commit_on_the_last_patch_by_a_merge(world):
     assert check(world) == []
     last = load(world.folder).patches[-1]
     assert (last.id, last.file.name) == ("elsewhere-77", "0004-elsewhere-77.patch")
-    entry = story.git.objects.find(tree_of(world), "a.py")
-    assert story.git.objects.blob(entry.oid).decode() == edited(
-        l3="three", l4="four", l20="twenty", l30="thirty"
-    )
+    assert content(world, "a.py") == edited(l3="three", l4="four", l20="twenty", l30="thirty")
 
 
 def test_add_starts_a_patchset_and_takes_a_diff(world, tmp_path):
@@ -225,8 +229,9 @@ def test_add_refuses_what_conflicts_or_changes_nothing(world):
 
     with pytest.raises(ConflictError, match=r"conflicts in a\.py"):
         run(["add", clash, "--into", "ours", *world.upstream])
+    again = world.story.commit(world.base, "again", {"a.py": edited(l30="thirty")})
     with pytest.raises(ConflictError, match="changes nothing on top of ours"):
-        run(["add", world.commits[0], "--into", "ours", *world.upstream])
+        run(["add", again, "--into", "ours", *world.upstream])
 
     assert snapshot(world.folder) == before
 
@@ -318,10 +323,7 @@ def test_refresh_takes_the_later_patches_along(world):
     assert document.data["files"] == ["0001-first.patch", "0002-second.patch", "0003-third.patch"]
     assert check(world) == []
     assert load(world.folder).patches[0].mail.message.startswith("first, better\n\nWith a body.\n")
-    entry = world.story.git.objects.find(tree_of(world), "a.py")
-    assert world.story.git.objects.blob(entry.oid).decode() == edited(
-        l2="two", l3="three", l4="four", l30="thirty"
-    )
+    assert content(world, "a.py") == edited(l2="two", l3="three", l4="four", l30="thirty")
 
 
 def test_refresh_names_the_later_patch_that_it_would_break(world):
@@ -346,7 +348,7 @@ def test_refresh_folds_a_work_tree_into_a_patch(world, tmp_path):
     subprocess.run(
         ["git", "clone", "-q", "-b", "work", str(world.story.git.path), str(work)], check=True
     )
-    (work / "a.py").write_text(edited(l3="THREE", l4="four", l30="thirty"))
+    (work / "a.py").write_text(edited(l3="three", l4="four", l12="twelve", l30="thirty"))
     (work / "untracked.py").write_text("x = 1\n")
     index = (work / ".git" / "index").read_bytes()
 
@@ -354,7 +356,7 @@ def test_refresh_folds_a_work_tree_into_a_patch(world, tmp_path):
 
     assert check(world) == []
     first = load(world.folder).patches[0].mail
-    assert b"+THREE" in first.diff
+    assert b"+twelve" in first.diff
     assert b"untracked.py" in first.diff
     assert (work / ".git" / "index").read_bytes() == index
     with Git(work) as git, git.quarantine() as inner:

@@ -122,7 +122,7 @@ def _layers(old: _Side, new: _Side) -> Iterator[LayerDiff]:
             old=was.diff_id if was else None,
             new=now.diff_id if now else None,
             size=now.size if now and now.diff_id not in held else 0,
-            why=tuple(_why(name, old.build, new.build)) if fate is Fate.CHANGED else (),
+            why=tuple(_why(name, old.build, new.build)) if fate is not Fate.SAME else (),
         )
 
 
@@ -139,22 +139,32 @@ def _why(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[
     ]
     for key in sorted({*inputs[0], *inputs[1]}):
         was, now = inputs[0].get(key), inputs[1].get(key)
-        if was != now and key != "written":
+        if was != now and key not in ("written", "absent") and was is not None is not now:
             yield f"{key}: {was} -> {now}"
-    if name == "patches":
-        yield from _series(old, new)
+    # The names of what a layer of patched files speaks of lead to the patches that touch them.
+    paths = _paths(inputs[0]) ^ _paths(inputs[1])
+    touching = {name for path, _ in paths for name in _touching(path, (old, new), inside=True)}
+    yield from (reason for name, reason in _series(old, new) if name in touching)
 
 
-def _series(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    """Name the patches that came, went, changed or applied differently."""
+def _paths(inputs: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """Return what a layer of patched files does, as (path in the package's folder, what)."""
+    written: Mapping[str, str] = inputs.get("written") or {}
+    return {*written.items(), *((path, "absent") for path in inputs.get("absent") or ())}
+
+
+def _series(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield each patch that came, went, changed or applied differently, and what it did."""
     was, now = ({patch["id"]: patch for patch in build["series"]} for build in (old, new))
-    yield from (f"patch {name} removed" for name in was if name not in now)
-    yield from (f"patch {name} added" for name in now if name not in was)
-    for name in now:
-        if name in was and _identity(was[name]) != _identity(now[name]):
-            yield f"patch {name} changed"
+    for name in dict.fromkeys([*was, *now]):
+        if name not in now:
+            yield name, f"patch {name} removed"
+        elif name not in was:
+            yield name, f"patch {name} added"
+        elif _identity(was[name]) != _identity(now[name]):
+            yield name, f"patch {name} changed"
     if [name for name in was if name in now] != [name for name in now if name in was]:
-        yield "patches reordered"
+        yield from ((name, "patches reordered") for name in now)
 
 
 def _identity(patch: Mapping[str, Any]) -> tuple[object, ...]:
@@ -227,15 +237,20 @@ def _differ(was: Seen, now: Seen) -> bool:
     )
 
 
-def _touching(path: str, builds: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the patches, of either image, that touch a file of the package."""
+def _touching(
+    path: str, builds: Iterable[Mapping[str, Any]], *, inside: bool = False
+) -> tuple[str, ...]:
+    """Return the patches, of either image, that touch a file; `inside` its package's folder."""
     found: dict[str, None] = {}
     for build in builds:
         root = str(build.get("package_dir", "/")).strip("/") + "/"
-        inside = path.removeprefix(root)
-        if inside == path:
+        if not (inside or path.startswith(root)):
             continue
+        name = path if inside else path.removeprefix(root)
         for patch in build["series"]:
-            if any(f"/{touched}".endswith(f"/{inside}") for touched in patch["paths"]):
+            if any(
+                f"/{touched}".endswith(f"/{name}") or f"/{name}/" in f"/{touched}"
+                for touched in patch["paths"]
+            ):
                 found[patch["id"]] = None
     return tuple(found)

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elsa_build.errors import ConfigError, ToolError
+from elsa_build.images.base import BaseFindings, check, inspect, open_base
 from elsa_build.images.dockerd import Daemon
 from elsa_build.images.dockerfile import CA_BUNDLE, render
 from elsa_build.images.reference import check_reference
-from elsa_build.model import Recipe
+from elsa_build.model import Oid, Recipe
 from elsa_build.progress import SILENT, Progress
 
 
@@ -24,6 +25,39 @@ class Built:
     tag: str
     overlay: str
     dockerfile: str
+
+
+def look_inside(
+    daemon: Daemon,
+    base: str,
+    tree: Mapping[str, Oid],
+    *,
+    recipe: Recipe,
+    commit: Oid,
+    progress: Progress = SILENT,
+) -> BaseFindings:
+    """Find SGLang in a base that the daemon has, and refuse another tree than the pinned one.
+
+    Args:
+        daemon: Where the base is.
+        base: Its name or id.
+        tree: The pinned package: `sglang/...` to git id.
+        recipe: Says which Python it must have and, perhaps, where the package must be.
+        commit: The pin, for messages.
+        progress: Told of every layer.
+
+    Raises:
+        ConfigError: The base holds no SGLang, or not where the recipe says (exit 5).
+        FailedError: It holds another one than the pinned (exit 7).
+        ToolError: The daemon lacks the base, or there is no room to save it (exit 6).
+    """
+    _require(daemon, base)
+    with daemon.saved(base, progress) as archive:
+        findings = inspect(
+            open_base(archive), tree, package_dir=recipe.package_dir, progress=progress
+        )
+    check(findings, base=base, commit=commit, python=recipe.python)
+    return findings
 
 
 def build_on_base(
@@ -57,8 +91,7 @@ def build_on_base(
         ToolError: The daemon lacks the base, or a step failed (exit 6).
     """
     check_reference(tag)
-    if daemon.inspect(check_reference(base)) is None:
-        raise ToolError(f"docker: the daemon has no image {base}", hint=f"docker pull {base}")
+    _require(daemon, base)
     loaded = daemon.load(overlay, progress)
     if len(loaded) != 1:
         raise ToolError(f"docker: {overlay} holds {len(loaded)} images, an overlay is one")
@@ -77,6 +110,11 @@ def build_on_base(
         progress=progress,
     )
     return Built(image=image, tag=tag, overlay=loaded[0], dockerfile=text)
+
+
+def _require(daemon: Daemon, base: str) -> None:
+    if daemon.inspect(check_reference(base)) is None:
+        raise ToolError(f"docker: the daemon has no image {base}", hint=f"docker pull {base}")
 
 
 def _ca_bundle(recipe: Recipe) -> dict[str, bytes]:

@@ -9,8 +9,10 @@ All source comes from git objects. No work tree is read, so no editor's backup f
 one machine can reach an image.
 """
 
+import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,9 @@ from elsa_build.model import Digest, Oid, Pin, Recipe
 PACKAGE = "sglang"
 OVERLAY_DIR = "/opt/elsa/overlay/python"
 """Where an overlay image keeps the folder that holds `sglang/`, when the recipe does not say."""
+PATCHES = "patches"
+PATCH_LAYERS = 32
+"""Into how many layers the patched files may fall; docker takes 127 in all, a base some fifty."""
 LAYER_FORMAT = 1
 """Part of every key: raise it when the same inputs shall give other bytes."""
 
@@ -157,9 +162,7 @@ def layers(prepared: Prepared) -> tuple[PlannedLayer, ...]:
     """
     alone = prepared.base is None and prepared.below is None
     upstream = (upstream_layer(prepared),) if alone else ()
-    delta = delta_of(prepared)
-    patches = (patches_layer(prepared, delta),) if delta.written or delta.absent else ()
-    return (*upstream, *prepared.kernels, *patches)
+    return (*upstream, *prepared.kernels, *patch_layers(prepared, delta_of(prepared)))
 
 
 # --- upstream ---------------------------------------------------------------------------------
@@ -230,13 +233,11 @@ def _reader(objects: ObjectStore, oid: Oid) -> Callable[[], bytes]:
 class Delta:
     """What the patches change in the package: paths are `sglang/...`.
 
-    `compiled` is the bytecode of what is written, if any is asked for. `deleted` are sources that
-    go; `absent` is what the layer hides for it: those of them that are below, stale compiled files,
-    or whole folders that would be left empty.
+    `deleted` are sources that go; `absent` is what the layers hide for it: those of them that are
+    below, stale compiled files, or whole folders that would be left empty.
     """
 
     written: Mapping[str, Entry]
-    compiled: Mapping[str, File]
     deleted: tuple[str, ...]
     absent: tuple[str, ...]
 
@@ -261,7 +262,6 @@ def delta_of(prepared: Prepared) -> Delta:
     made = _bytecode(prepared, written)
     return Delta(
         written=written,
-        compiled=made,
         deleted=tuple(deleted),
         # A whiteout does not survive COPY: there the Dockerfile removes what is listed for it.
         absent=() if prepared.below is not None else hidden(gone, [*written, *made], lower),
@@ -309,24 +309,48 @@ def _parents(path: str) -> list[str]:
     return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
 
 
-def patches_layer(prepared: Prepared, delta: Delta) -> PlannedLayer:
-    """Return the layer of the patched files only."""
+def patch_layers(prepared: Prepared, delta: Delta) -> tuple[PlannedLayer, ...]:
+    """Return the layers of the patched files only.
+
+    SGLang's files are large, fifty kilobytes each when compressed, and a layer moves as a whole. So
+    each path has a layer by its name alone, one of `PATCH_LAYERS`: an edit moves the files that it
+    touches and few others, whatever else the series holds. Their order decides nothing, since no
+    two of them speak of one path.
+    """
     root = prepared.where.strip("/")
+    layers = []
+    for number in range(PATCH_LAYERS):
+        written = {path: e for path, e in delta.written.items() if _slot(path) == number}
+        absent = tuple(path for path in delta.absent if _slot(path) == number)
+        if not (written or absent):
+            continue
+        shown = {path: f"{entry.mode} {entry.oid}" for path, entry in written.items()}
+        layers.append(
+            PlannedLayer(
+                name=f"{PATCHES}-{number:02}",
+                inputs={
+                    "package_dir": prepared.where,
+                    "date": prepared.epoch,
+                    "written": shown,
+                    "absent": list(absent),
+                    "bytecode": prepared.bytecode,
+                },
+                members=partial(_patch_members, prepared, root, written, absent),
+            )
+        )
+    return tuple(layers)
 
-    def members() -> Iterator[Member]:
-        yield from _sources(prepared.trees.objects, root, delta.written)
-        yield from delta.compiled.values()
-        yield from (Whiteout(path=f"{root}/{path}") for path in delta.absent)
 
-    written = {path: f"{entry.mode} {entry.oid}" for path, entry in delta.written.items()}
-    return PlannedLayer(
-        name="patches",
-        inputs={
-            "package_dir": prepared.where,
-            "date": prepared.epoch,
-            "written": digest_of(to_json(written)),
-            "absent": list(delta.absent),
-            "bytecode": prepared.bytecode,
-        },
-        members=members,
+def _patch_members(
+    prepared: Prepared, root: str, written: Mapping[str, Entry], absent: tuple[str, ...]
+) -> Iterator[Member]:
+    yield from _sources(prepared.trees.objects, root, written)
+    yield from _bytecode(prepared, written).values()
+    yield from (Whiteout(path=f"{root}/{path}") for path in absent)
+
+
+def _slot(path: str) -> int:
+    return (
+        int.from_bytes(hashlib.sha256(path.encode("utf-8", "surrogateescape")).digest()[:4])
+        % PATCH_LAYERS
     )

@@ -19,10 +19,14 @@ _MARKER = re.compile(rb"([<|=>])\1{31}(?: .*)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merged:
-    """A change put on a tree: the new tree, or why not. On a conflict `tree` is unchanged."""
+    """A change put on a tree: the new tree, or why not.
+
+    On a conflict `tree` is unchanged and `marked` is git's own tree, conflict markers and all.
+    """
 
     tree: Oid
     paths: tuple[str, ...]
+    marked: Oid | None = None
     conflicts: tuple[Conflict, ...] = ()
 
 
@@ -56,7 +60,12 @@ def _conflicted(git: Git, merged: Merge, onto: Oid) -> Merged:
         here = git.objects.find(onto, path)
         ours = git.objects.blob(here.oid) if here and here.mode != TREE else b""
         conflicts.append(Conflict(path=path, reason=reason, regions=regions(text, ours)))
-    return Merged(tree=onto, paths=tuple(sorted(merged.reasons)), conflicts=tuple(conflicts))
+    return Merged(
+        tree=onto,
+        paths=tuple(sorted(merged.reasons)),
+        marked=merged.tree,
+        conflicts=tuple(conflicts),
+    )
 
 
 def regions(text: bytes, ours: bytes) -> tuple[Region, ...]:
