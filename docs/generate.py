@@ -18,9 +18,11 @@ REFERENCE = Path(__file__).parent / "reference"
 
 def pages() -> dict[str, str]:
     """Return every generated page by its file name."""
+    main.load_all()
     root: Any = typer.main.get_command(main.app)
-    found = {f"{name}.md": _page(name, root.commands[name]) for name in root.commands}
-    rows = [f"| [`{name}`]({name}.md) | {_summary(c)} |" for name, c in root.commands.items()]
+    commands = {name: root.commands[name] for name in main.COMMANDS}
+    found = {f"{name}.md": _page(name, command) for name, command in commands.items()}
+    rows = [f"| [`{name}`]({name}.md) | {_summary(c)} |" for name, c in commands.items()]
     table = "\n".join(["| command | what it does |", "|---|---|", *rows])
     found["README.md"] = f"# Commands\n\n{table}\n\nMade by `make docs`.\n"
     found["exit-codes.md"] = _exit_codes()
@@ -56,7 +58,7 @@ def _command(path: str, command: Any) -> list[str]:
 
 def _row(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
-        names = f"`{parameter.human_readable_name}`"
+        names = f"`{parameter.metavar or parameter.name}`"
     else:
         names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
     default = parameter.default

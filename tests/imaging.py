@@ -5,16 +5,19 @@ import json
 import tarfile
 from pathlib import Path
 
-from elsa_build.images.build import Built, Destination, build
+from elsa_build.images.build import Built, build
 from elsa_build.images.oci.contents import visible
 from elsa_build.images.oci.layout import OCI_CONFIG, OCI_INDEX, OCI_MANIFEST, read_layout, to_json
 from elsa_build.images.oci.store import digest_of
 from elsa_build.images.oci.stored import FolderSource, StoredImage
 from elsa_build.images.plan import AppliedPatch, Prepared, SourceTrees
+from elsa_build.images.publish import Destination
 from elsa_build.model import Artifact, Digest, Oid, Pin, Recipe, SourceKind
 
 EPOCH = 1_700_000_000
 WHERE = "/opt/packages"
+POOL = "patches-18"
+"""The layer that `sglang/pool.py` is in when a patch changes it."""
 UPSTREAM = {
     "python/pyproject.toml": "[project]\n",
     "python/sglang/__init__.py": "",

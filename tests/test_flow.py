@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.conftest import AUTHOR
+
 POOL = "class Pool:\n    def copy(self):\n        return all_at_once()\n\n\ndef all_at_once():\n    return 1\n"
 CHUNKED = POOL.replace("return all_at_once()", "return in_chunks()", 1) + (
     "\n\ndef in_chunks():\n    return 60\n"
@@ -185,3 +187,117 @@ def test_json_errors_are_documents_too(root):
 
     assert said["status"] == "error"
     assert any("nmae" in found["message"] for found in said["diagnostics"])
+
+
+# --- upstream moves ---------------------------------------------------------------------------
+
+
+def upstream_commit(upstream, subject, files):
+    old = upstream.git.resolve("main")
+    made = upstream.commit(old, subject, files)
+    upstream.git.move_refs({"refs/heads/main": (made, old)})
+    return made
+
+
+def test_a_clean_rebase_moves_patches_and_lock_together(root, upstream):
+    tip = upstream_commit(upstream, "Grow (#1)", {"python/sglang/pool.py": "# more\n" + POOL})
+    before = (root / "upstream.lock").read_bytes()
+    tried = document(root, "rebase", "--onto", "main")
+    assert (root / "upstream.lock").read_bytes() == before
+
+    elsa(root, "rebase", "--onto", "main", "--write")
+
+    assert tried["data"]["steps"][0]["outcome"] == "clean"
+    assert document(root, "pin", "show")["data"]["pin"]["commit"] == tip
+    assert tip in (root / "patchsets/local/series.yaml").read_text()
+    assert document(root, "apply")["data"]["tree"] == tried["data"]["tree"]
+    assert document(root, "check")["status"] == "ok"
+
+
+def test_what_upstream_took_is_marked_absorbed_and_keeps_its_id(root, upstream):
+    upstream_commit(upstream, "Take it (#2)", {"python/sglang/pool.py": CHUNKED})
+
+    elsa(root, "rebase", "--onto", "main", "--write")
+
+    listed = document(root, "patch", "list")["data"]["patches"]
+    assert [(p["id"], p["status"]) for p in listed] == [("copy-in-chunks", "absorbed")]
+
+
+def test_a_conflicting_rebase_writes_nothing(root, upstream):
+    upstream_commit(
+        upstream,
+        "Pages (#3)",
+        {"python/sglang/pool.py": POOL.replace("return all_at_once()", "return by_pages()", 1)},
+    )
+    before = {p: p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+    ran = elsa(root, "rebase", "--onto", "main", "--write", code=3)
+
+    assert "by_pages" in ran.stdout
+    assert {p: p.read_bytes() for p in root.rglob("*") if p.is_file()} == before
+
+
+def test_a_forecast_names_the_commit_to_blame(root, upstream):
+    upstream_commit(upstream, "Quiet", {"python/sglang/other.py": "x = 1\n"})
+    guilty = upstream_commit(
+        upstream,
+        "Pages (#3)",
+        {"python/sglang/pool.py": POOL.replace("return all_at_once()", "return by_pages()", 1)},
+    )
+
+    seen = document(root, "forecast", "--until", "main")["data"]
+
+    assert [(b["patch"], b["commit"], b["pr"]) for b in seen["breaks"]] == [
+        ("copy-in-chunks", guilty, 3)
+    ]
+
+
+def test_a_pick_by_pull_request_is_kept_as_a_reference(root, upstream):
+    fix = upstream_commit(upstream, "Fix it (#44)", {"python/sglang/fix.py": "y = 1\n"})
+
+    elsa(root, "cherry-pick", "#44", "--from", "main")
+
+    series = (root / "patchsets/picks/series.yaml").read_text()
+    assert fix in series
+    assert [p.name for p in (root / "patchsets/picks").iterdir()] == ["series.yaml"]
+    recipe = root / "recipes/small.yaml"
+    recipe.write_text(recipe.read_text().replace("[local]", "[local, picks]"))
+    assert [s["outcome"] for s in document(root, "apply")["data"]["steps"]] == ["clean", "clean"]
+    again = elsa(root, "cherry-pick", fix, "--from", "main", code=2)
+    assert "carried already" in again.stderr
+
+
+def test_a_pick_can_be_tried_on_any_repository(upstream, tmp_path):
+    fix = upstream_commit(upstream, "Fix it (#44)", {"python/sglang/fix.py": "y = 1\n"})
+    where = ("--upstream", str(upstream.git.path), "--onto", "main~1")
+
+    tried = document(tmp_path, "cherry-pick", *where, fix[:10], "--dry-run")["data"]
+
+    (step,) = tried["steps"]
+    assert (step["commit"], step["outcome"]) == (fix, "clean")
+    assert step["tree"] == upstream.git.resolve("main", "tree")
+
+
+def test_a_reverted_pick_is_said(root, upstream):
+    fix = upstream_commit(upstream, "Fix it (#44)", {"python/sglang/fix.py": "y = 1\n"})
+    body = f'Revert "Fix it (#44)" (#45)\n\nThis reverts commit {fix}.'
+    upstream_commit(upstream, body, {"python/sglang/fix.py": None})
+
+    said = document(root, "cherry-pick", "#44", "--from", "main", "--dry-run")
+
+    assert [d["code"] for d in said["diagnostics"]] == ["W301"]
+
+
+@pytest.mark.parametrize("asked", ["#99999", "deadbeefdeadbeef", "not/a/ref"])
+def test_a_pick_that_is_not_there_is_the_persons_error(root, asked):
+    assert "hint:" in elsa(root, "cherry-pick", asked, "--from", "main", code=5).stderr
+
+
+def test_a_merge_is_not_a_single_change(root, upstream):
+    tip = upstream.git.resolve("main")
+    merge = upstream.git.commit_tree(
+        upstream.git.resolve("fix", "tree"), (tip, upstream.git.resolve("fix")), "Merge", AUTHOR
+    )
+    upstream.git.move_refs({"refs/heads/main": (merge, tip)})
+
+    assert "merge" in elsa(root, "cherry-pick", merge, "--from", "main", code=5).stderr

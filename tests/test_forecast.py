@@ -40,10 +40,15 @@ def upstream(story, base):
     return Upstream(story, base)
 
 
+def run(story, series, base, until, **options):
+    commits = between(story.git, base, until)
+    return forecast((story.git.path,), series, base, commits, **options)
+
+
 def look(story, base, patches, until, **options):
     based = tuple(dataclasses.replace(patch, base=base) for patch in patches)
     series = Series(name="story", patches=based)
-    return series, forecast(story.git.path, series, base, until, **options)
+    return series, run(story, series, base, until, **options)
 
 
 def test_the_first_breaking_commit_is_named_with_its_pull_request(story, base, upstream):
@@ -122,7 +127,7 @@ def test_a_patch_that_is_broken_at_the_start_has_no_first_break(story, base, ups
         ),
     )
 
-    assert forecast(story.git.path, series, start, upstream.tip).breaks == ()
+    assert run(story, series, start, upstream.tip).breaks == ()
 
 
 def test_the_walk_agrees_with_a_replay_at_every_commit(story, base, upstream):
@@ -164,6 +169,6 @@ def test_a_forecast_goes_on_where_the_last_one_ended(story, base, upstream):
     series, early = look(story, base, patches, middle)
     known = {one.patch: one for one in early.breaks}
 
-    late = forecast(story.git.path, series, middle, upstream.tip, known=known)
+    late = run(story, series, middle, upstream.tip, known=known)
 
     assert late.breaks == look(story, base, patches, upstream.tip)[1].breaks

@@ -16,11 +16,13 @@ import pytest
 from elsa_build.errors import ConfigError, FailedError, ToolError
 from elsa_build.git.door import Git
 from elsa_build.images import record, tags
-from elsa_build.images.build import Destination, _swap, build, forecast
+from elsa_build.images.build import build, forecast
 from elsa_build.images.oci.layer import Compressor
 from elsa_build.images.plan import Base
+from elsa_build.images.publish import Destination, _swap
 from tests.imaging import (
     EPOCH,
+    POOL,
     WHERE,
     built,
     destination,
@@ -63,7 +65,7 @@ def test_two_builds_at_two_places_and_times_are_one_image(story, tmp_path):
     second = built(prepared(story, tmp_path / "b"), tmp_path / "b")
 
     assert identity(first) == identity(second)
-    assert second.made == ("upstream", "patches", "provenance")
+    assert second.made == ("upstream", POOL, "provenance")
 
 
 def test_another_hash_seed_gives_the_same_image(story, tmp_path):
@@ -115,8 +117,8 @@ def test_editing_a_patch_changes_only_its_layer_and_the_proof(story, tmp_path):
     assert time.monotonic() - start < 2
     old = {layer.name: layer.digest for layer in before.record.layers}
     new = {layer.name: layer.digest for layer in after.record.layers}
-    assert [name for name in new if new[name] != old[name]] == ["patches", "provenance"]
-    assert after.made == ("patches", "provenance")
+    assert [name for name in new if new[name] != old[name]] == [POOL, "provenance"]
+    assert after.made == (POOL, "provenance")
     assert after.moved < 100_000
 
 
@@ -135,7 +137,7 @@ def test_a_dry_run_says_what_would_be_made_and_writes_nothing(story, tmp_path):
 
     assert [(layer.name, layer.cached) for layer in before] == [
         ("upstream", False),
-        ("patches", False),
+        (POOL, False),
     ]
     assert not ready.cache.exists()
     built(ready, tmp_path)
@@ -148,7 +150,7 @@ def test_the_config_has_the_date_of_the_pin_and_a_line_of_history_a_layer(story,
     assert config["created"] == "2023-11-14T22:13:20Z"
     assert [entry["created_by"] for entry in config["history"]] == [
         "elsa-build upstream",
-        "elsa-build patches",
+        f"elsa-build {POOL}",
         "elsa-build provenance",
     ]
 
@@ -195,7 +197,7 @@ def test_only_the_delta_goes_on_a_base_that_holds_the_package(story, tmp_path):
 
     made = built(ready, tmp_path)
 
-    assert [layer.name for layer in made.record.layers] == ["base", "patches", "provenance"]
+    assert [layer.name for layer in made.record.layers] == ["base", POOL, "provenance"]
     files = shown(opened(made.layout))
     assert files[f"{ROOT}/sglang/pool.py"] == b"SIZE = 2\n"
     assert files["bin/sh"] == b"a shell"
@@ -325,7 +327,7 @@ class Stop:
         yield lambda _: None
 
 
-STAGES = ["layer upstream", "layer patches", "layer provenance", "OCI layout", "archive", "publish"]
+STAGES = ["layer upstream", f"layer {POOL}", "layer provenance", "OCI layout", "archive", "publish"]
 
 
 @pytest.mark.parametrize("stage", range(len(STAGES)), ids=STAGES)

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 from elsa_build.images.build import build
 from elsa_build.images.compare import Fate, FileDiff, compare
-from tests.imaging import WHERE, destination, opened, prepared, recipe, tar, write_base
+from tests.imaging import POOL, WHERE, destination, opened, prepared, recipe, tar, write_base
 
 
 def image(story, folder, patch=None, **changes):
@@ -29,7 +29,7 @@ def test_an_edited_patch_is_named_as_the_reason(story, tmp_path):
 
     assert [(layer.name, layer.fate) for layer in found.layers] == [
         ("upstream", Fate.SAME),
-        ("patches", Fate.CHANGED),
+        (POOL, Fate.CHANGED),
         ("provenance", Fate.CHANGED),
     ]
     assert found.layers[1].why == ("patch bigger-pool changed",)
@@ -51,7 +51,10 @@ def test_a_dropped_patch_shows_the_file_as_it_was_upstream(story, tmp_path):
 
     found = compare(old, new)
 
-    assert [(layer.name, layer.fate) for layer in found.layers][1] == ("patches", Fate.REMOVED)
+    assert {layer.name: (layer.fate, layer.why) for layer in found.layers}[POOL] == (
+        Fate.REMOVED,
+        ("patch bigger-pool removed",),
+    )
     assert [file.fate for file in package_files(found)] == [Fate.CHANGED]
 
 

@@ -25,7 +25,7 @@ from elsa_build.images.opening import open_image
 from elsa_build.images.plan import Base, SourceTrees
 from elsa_build.images.ship import Backend, ship
 from elsa_build.images.verify import verify
-from tests.imaging import WHERE, built, destination, prepared, recipe, write_base
+from tests.imaging import POOL, WHERE, built, destination, prepared, recipe, write_base
 
 pytestmark = pytest.mark.docker
 ROOT = WHERE.strip("/")
@@ -264,24 +264,22 @@ def test_the_docker_backend_puts_the_delta_on_a_base_and_it_verifies(story, tmp_
     ready = replace(ready, pin=replace(ready.pin, tree=trees.upstream))
     (tmp_path / "Dockerfile.j2").write_bytes((PROJECT / "Dockerfile.j2").read_bytes())
 
-    shipped = ship(
-        ready,
-        destination(tmp_path),
-        name=f"elsa-build-test/result:{TAG}",
-        backend=Backend.DOCKER,
-        root=tmp_path,
-    )
-
+    result = f"elsa-build-test/result:{TAG}"
     try:
-        assert [layer.name for layer in shipped.built.record.layers] == ["patches", "provenance"]
-        with open_image(shipped.docker.tag, tmp_path / "dist") as (image, stamped):
+        shipped = ship(
+            ready, destination(tmp_path), name=result, backend=Backend.DOCKER, root=tmp_path
+        )
+        with open_image(result, tmp_path / "dist") as (image, stamped):
             found = verify(image)
-        assert stamped is None
-        assert [finding.code for finding in found.findings] == ["E532"]
-        assert (found.files, found.absent) == (1, 1)
     finally:
-        daemon.remove(shipped.docker.tag)
-        daemon.remove(shipped.built.name)
+        for name in (result, f"elsa-build-test/result-overlay:{TAG}"):
+            if daemon.inspect(name):
+                daemon.remove(name)
+
+    assert [layer.name for layer in shipped.built.record.layers] == [POOL, "provenance"]
+    assert stamped is None
+    assert [finding.code for finding in found.findings] == ["E532"]
+    assert (found.files, found.absent) == (1, 1)
 
 
 def test_a_name_that_the_daemon_does_not_know_is_told(tmp_path, daemon):

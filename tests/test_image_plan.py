@@ -8,9 +8,9 @@ from elsa_build.errors import ConfigError
 from elsa_build.git.objects import Entry
 from elsa_build.images.bytecode import compiled, module_of, runs_here, stale_pyc
 from elsa_build.images.oci.layer import File, Symlink, Whiteout
-from elsa_build.images.plan import Compiled, delta_of, hidden, layers
+from elsa_build.images.plan import PATCH_LAYERS, Compiled, delta_of, hidden, layers
 from elsa_build.model import Digest
-from tests.imaging import UPSTREAM, WHERE, prepared
+from tests.imaging import POOL, UPSTREAM, WHERE, prepared
 
 ROOT = WHERE.strip("/")
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -24,11 +24,17 @@ def members(layer):
     return {member.path: member for member in layer.members()}
 
 
+def patched_members(ready):
+    """Return the members of all layers of patched files."""
+    layers = [layer for name, layer in by_name(ready).items() if name.startswith("patches-")]
+    return {path: member for layer in layers for path, member in members(layer).items()}
+
+
 def test_the_layers_are_upstream_and_the_patched_files_only(story, tmp_path):
     found = by_name(prepared(story, tmp_path))
 
-    assert list(found) == ["upstream", "patches"]
-    assert set(members(found["patches"])) == {f"{ROOT}/sglang/pool.py"}
+    assert list(found) == ["upstream", POOL]
+    assert set(members(found[POOL])) == {f"{ROOT}/sglang/pool.py"}
     assert set(members(found["upstream"])) == {
         f"{ROOT}/{path.removeprefix('python/')}" for path in UPSTREAM if "/sglang/" in path
     }
@@ -39,7 +45,29 @@ def test_another_patch_changes_the_key_of_the_patches_alone(story, tmp_path):
     two = by_name(prepared(story, tmp_path, {"python/sglang/pool.py": "SIZE = 3\n"}))
 
     assert one["upstream"].key == two["upstream"].key
-    assert one["patches"].key != two["patches"].key
+    assert one[POOL].key != two[POOL].key
+
+
+def test_an_edit_moves_the_files_it_touches_whatever_else_the_series_holds(story, tmp_path):
+    series = {f"python/sglang/large{number}.py": "X = 1\n" for number in range(40)}
+    one = by_name(prepared(story, tmp_path, series))
+    two = by_name(prepared(story, tmp_path, series | {"python/sglang/large7.py": "X = 2\n"}))
+
+    changed = [name for name in one if one[name].key != two[name].key]
+
+    assert len(changed) == 1
+    assert len(one) <= 1 + PATCH_LAYERS
+    assert f"{ROOT}/sglang/large7.py" in members(two[changed[0]])
+    assert len(members(two[changed[0]])) <= 5
+
+
+def test_no_two_layers_of_patched_files_speak_of_one_path(story, tmp_path):
+    patch = {f"python/sglang/large{number}.py": "X = 1\n" for number in range(40)}
+    ready = prepared(story, tmp_path, patch | {"python/sglang/pool.py": None}, bytecode=HERE)
+
+    found = [members(layer) for layer in layers(ready) if layer.name != "upstream"]
+
+    assert sum(map(len, found)) == len({path for layer in found for path in layer})
 
 
 @pytest.mark.parametrize(
@@ -90,7 +118,7 @@ def test_modes_and_links_come_from_git(story, tmp_path):
     changed = prepared(story, tmp_path, trees=type(ready.trees)(
         objects=objects, upstream=ready.trees.upstream, patched=patched))  # fmt: skip
 
-    found = members(by_name(changed)["patches"])
+    found = patched_members(changed)
 
     assert isinstance(found[f"{ROOT}/sglang/run.sh"], File)
     assert found[f"{ROOT}/sglang/run.sh"].executable
@@ -124,7 +152,7 @@ def test_a_tree_without_the_package_is_refused(story, tmp_path):
 def test_a_deleted_file_is_hidden(story, tmp_path):
     ready = prepared(story, tmp_path, {"python/sglang/pool.py": None})
 
-    found = members(by_name(ready)["patches"])
+    found = patched_members(ready)
 
     assert found == {f"{ROOT}/sglang/pool.py": Whiteout(path=f"{ROOT}/sglang/pool.py")}
 
@@ -251,5 +279,5 @@ def test_asked_for_bytecode_is_in_the_layer_of_its_source(story, tmp_path):
     found = by_name(ready)
 
     tag = f"cpython-{HERE.replace('.', '')}"
-    assert f"{ROOT}/sglang/__pycache__/pool.{tag}.pyc" in members(found["patches"])
+    assert f"{ROOT}/sglang/__pycache__/pool.{tag}.pyc" in members(found[POOL])
     assert f"{ROOT}/sglang/srt/__pycache__/engine.{tag}.pyc" in members(found["upstream"])

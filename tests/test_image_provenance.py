@@ -5,7 +5,7 @@ from elsa_build import __version__
 from elsa_build.images.oci.store import digest_of
 from elsa_build.images.provenance import labels
 from elsa_build.images.treeid import tree_id
-from tests.imaging import WHERE, built, opened, prepared, recipe, shown
+from tests.imaging import POOL, WHERE, built, opened, prepared, recipe, shown
 
 PATCH = {"python/sglang/pool.py": "SIZE = 2\n", "python/sglang/old/thing.py": None, "test/t.py": ""}
 
@@ -36,7 +36,7 @@ def test_build_json_names_every_input(story, tmp_path):
     assert build["recipe"]["digest"] == ready.recipe_digest
     assert build["series"][0]["id"] == "bigger-pool"
     assert build["series"][0]["sha256"] == ready.series[0].sha256
-    assert [layer["name"] for layer in build["layers"]] == ["upstream", "patches"]
+    assert [layer["name"] for layer in build["layers"]] == ["upstream", "patches-11", POOL]
 
 
 def test_build_json_says_what_every_patched_file_must_be(story, tmp_path):

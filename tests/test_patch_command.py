@@ -1,7 +1,9 @@
 """`elsa-build patch` as a person types it: what is shown, what is edited, what is refused."""
 
 import json
+import resource
 import subprocess
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from elsa_build.cli.main import app
-from elsa_build.errors import ConfigError, ConflictError, UsageError
+from elsa_build.errors import ConfigError, ConflictError, ToolError, UsageError
 from elsa_build.git.door import Git
 from elsa_build.model import Oid, Status
-from elsa_build.patches import editing, lint, mail
+from elsa_build.patches import editing, importing, lint, mail, sources
 from elsa_build.patches.seriesfile import load
 
 TEXT = "".join(f"line {n}\n" for n in range(1, 41))
@@ -40,6 +42,10 @@ def world(story, tmp_path, monkeypatch):
         story=story, root=root, base=base, commits=[one, two, three], folder=root / "patchsets/ours"
     )
     world.upstream = ["--upstream", str(story.git.path)]
+    world.pinned = tmp_path / "pinned.git"
+    with Git.init(world.pinned) as pinned:
+        # As a mirror has it: the base and nothing of ours.
+        pinned.borrow(story.git.path, base)
     run(["import", f"{base}..work", "--into", "ours", *world.upstream])
     return world
 
@@ -60,18 +66,18 @@ def words(args: list[str]) -> str:
 
 
 def check(world) -> list[str]:
-    with Git(world.story.git.path) as git, git.quarantine() as inner:
+    with Git(world.pinned) as git, git.quarantine() as inner:
         return [str(found) for found in lint.check(world.folder, world.root, inner)]
 
 
 def tree_of(world) -> Oid:
-    with Git(world.story.git.path) as git, git.quarantine() as inner:
+    with Git(world.pinned) as git, git.quarantine() as inner:
         return editing.stack(inner, load(world.folder)).tree
 
 
 def content(world, path: str) -> str:
     """Return a file as the whole patchset leaves it."""
-    with Git(world.story.git.path) as git, git.quarantine() as inner:
+    with Git(world.pinned) as git, git.quarantine() as inner:
         tree = editing.stack(inner, load(world.folder)).tree
         return inner.objects.blob(inner.objects.find(tree, path).oid).decode()
 
@@ -128,6 +134,19 @@ def test_show_gives_as_much_context_as_asked_for(world):
 def test_an_unknown_id_names_the_nearest(world):
     with pytest.raises(ConfigError, match="did you mean 'third'"):
         run(["show", "thrid"])
+
+
+def test_every_mistake_of_a_patchset_is_a_finding_of_its_own(world):
+    path = world.folder / "series.yaml"
+    path.write_text(path.read_text().replace("kind: local", "kind: locl"))
+
+    result = CliRunner().invoke(app, ["patch", "list", "--json"])
+
+    document = json.loads(result.stdout)
+    assert [(d["code"], d["line"]) for d in document["diagnostics"]] == [
+        ("E101", 8), ("E101", 15), ("E101", 22),
+    ]  # fmt: skip
+    assert document["status"] == "error"
 
 
 # --- import and export ------------------------------------------------------------------------
@@ -405,7 +424,7 @@ def test_check_names_what_is_wrong_with_a_file(world, old, new, code, line):
     assert old in text
     path.write_bytes(text.replace(old, new, 1))
 
-    with Git(world.story.git.path) as git, git.quarantine() as inner:
+    with Git(world.pinned) as git, git.quarantine() as inner:
         findings = lint.check(world.folder, world.root, inner)
 
     assert (findings[0].code, findings[0].line or line) == (code, line)
@@ -425,3 +444,89 @@ def test_the_help_of_every_command_has_an_example():
         result = CliRunner().invoke(app, ["patch", name, "--help"])
         assert result.exit_code == 0
         assert f"elsa-build patch {name}" in result.stdout
+
+
+def test_check_misses_the_commit_of_a_reference(world):
+    with (world.folder / "series.yaml").open("a") as file:
+        file.write(
+            f'\n  - id: pick\n    kind: cherry-pick\n    origin: {{commit: "{"4" * 40}"}}\n'
+            "    why: upstream merged it after the release\n"
+        )
+
+    assert check(world) == [
+        f"patchsets/ours/series.yaml:27: pick: the commit {'4' * 40} is not in the repository"
+    ]
+
+
+def test_a_reference_is_shown_and_exported_as_the_commit_that_it_names(world, tmp_path):
+    pick = world.story.commit(world.base, "upstream's fix", {"a.py": edited(l20="twenty")})
+    with (world.folder / "series.yaml").open("a") as file:
+        file.write(
+            f'\n  - id: pick\n    kind: cherry-pick\n    origin: {{commit: "{pick}"}}\n'
+            "    why: upstream merged it after the release\n"
+        )
+
+    shown = words(["show", "pick", *world.upstream])
+    run(["export", "--to", str(tmp_path / "out"), *world.upstream])
+
+    assert "+twenty" in shown
+    mails = sorted((tmp_path / "out").iterdir())
+    assert mails[-1].name == "0004-pick.patch"
+    message = mail.parse("x", mails[-1].read_bytes()).message
+    assert f"(cherry picked from commit {pick})" in message
+    assert f"Upstream-Commit: {pick}\nElsa-Why: upstream merged it after the release" in message
+
+
+@pytest.fixture
+def tiny_disk():
+    """Let no file grow beyond 100 bytes, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    @contextmanager
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limit
+
+
+def test_a_full_disk_leaves_the_patchset_as_it_was(world, tiny_disk):
+    before = snapshot(world.folder)
+    made = editing.set_fields(world.folder, world.root, "first", {"status": "kept"})
+
+    with tiny_disk(), pytest.raises(ToolError, match="File too large"):
+        editing.write(made)
+
+    assert snapshot(world.folder) == before
+
+
+def test_a_full_disk_leaves_no_half_of_a_new_patchset(world, tiny_disk):
+    with Git(world.story.git.path) as git, git.quarantine() as inner:
+        _, found = sources.of_range(inner, f"{world.base}..work")
+        made = importing.build(inner, found.patches, world.base, "new", importing.Choice())
+
+    with tiny_disk(), pytest.raises(ToolError, match="File too large"):
+        importing.store(world.folder.parent / "new", made)
+
+    assert [path.name for path in world.folder.parent.iterdir()] == ["ours"]
+
+
+def test_check_takes_a_file_that_is_no_yaml(world):
+    (world.folder / "series.yaml").write_text("patches: [\n")
+
+    assert check(world)[0].startswith("patchsets/ours/series.yaml:2: not YAML")
+
+
+def test_a_dropped_patch_does_not_hold_up_those_around_it(world):
+    run(["drop", "second", "--why", "no gain in two boots of one image"])
+    better = world.story.commit(world.base, "first", {"a.py": edited(l3="three", l2="two")})
+
+    run(["refresh", "first", "--commit", better, *world.upstream])
+
+    assert content(world, "a.py") == edited(l2="two", l3="three", l30="thirty")
+    with Git(world.pinned) as git, git.quarantine() as inner:
+        findings = lint.check(world.folder, world.root, inner)
+    assert [(found.code, found.severity) for found in findings] == [("E109", "warning")]

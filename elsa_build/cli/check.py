@@ -9,7 +9,7 @@ from elsa_build.errors import ExitCode
 
 @command(app, "check", example="elsa-build check")
 def check(session: Session) -> Result:
-    """Check every file of ours: lock, patchsets, recipes; replay each recipe with all guards."""
+    """Check every file of ours: lock, patchsets, recipes; replay and guard each recipe."""
     found = checking.check(session.root, progress=session.progress)
     wrong = errors(found)
     stale = bool(wrong) and all(f.code.startswith("E20") for f in wrong)

@@ -9,7 +9,8 @@ from elsa_build import project
 from elsa_build.cli.app import app
 from elsa_build.cli.command import Result, Session, command
 from elsa_build.images import tags
-from elsa_build.images.build import Destination, forecast
+from elsa_build.images.build import forecast
+from elsa_build.images.publish import Destination
 from elsa_build.images.ship import Backend, Shipped, ship
 
 OUTPUT = "dist"

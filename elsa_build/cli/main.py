@@ -1,36 +1,62 @@
 """The entry point: the only place that turns an error into words and an exit code."""
 
 import importlib
+import os
 import sys
 import tempfile
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 from elsa_build import __version__
 from elsa_build.cli.app import app
 from elsa_build.errors import ElsaError, ExitCode
 
-COMMANDS = (
-    "doctor",
-    "status",
-    "check",
-    "pin",
-    "patch",
-    "apply",
-    "recipe",
-    "dockerfile",
-    "image",
-    "image_diff",
-    "verify",
-)
-"""Modules of `elsa_build.cli`, in the order of `--help`."""
+COMMANDS = {
+    "doctor": "Say what this machine can do, and what is lost without the rest.",
+    "status": "Say where things stand: the pin, the patchsets, the recipes, the tags.",
+    "check": "Check every file of ours: lock, patchsets, recipes; replay and guard each recipe.",
+    "pin": "Show or move the pin: which upstream we stand on.",
+    "patch": "Show and edit the patches that we carry.",
+    "apply": "Replay the series on the pin; write it to a folder or a branch.",
+    "cherry-pick": "Pick upstream commits onto our stack and keep those that apply as patches.",
+    "rebase": "Replay the series on another upstream and report every patch.",
+    "forecast": "Name the first upstream commit that breaks each patch, and what it did.",
+    "recipe": "Show what a recipe resolves to.",
+    "dockerfile": "Render the Dockerfile that puts the overlay image on a base.",
+    "image": "Build a tagged image from the pin, the series and a recipe.",
+    "image-diff": "Show what a host that has A must pull to get B, and which input is the reason.",
+    "verify": "Compare the files inside an image with what its record and its labels say.",
+}
+"""Every command, in the order of `--help`, with the first line of its own help.
 
-for _name in COMMANDS:
-    importlib.import_module(f"elsa_build.cli.{_name}")
+A command is imported when it is used: all of them together cost more than `--help` may.
+"""
+
+_MODULES = {"patch": ("patch", "patch_edit")}
+
+
+def load(argv: Sequence[str]) -> None:
+    """Register the command that a command line names; for any other, the names of all."""
+    name = next((word for word in argv if not word.startswith("-")), "")
+    if name in COMMANDS:
+        for module in _MODULES.get(name, (name.replace("-", "_"),)):
+            importlib.import_module(f"elsa_build.cli.{module}")
+        return
+    for command, summary in COMMANDS.items():
+        app.command(command, help=summary)(lambda: None)
+
+
+def load_all() -> None:
+    """Register every command; for the reference and the tests."""
+    for name in COMMANDS:
+        load([name])
 
 
 def run() -> None:
     """Run the command line and exit."""
+    words = os.environ.get("COMP_WORDS")
+    load(words.split()[1:] if words else sys.argv[1:])
     try:
         app()
     except ElsaError as e:

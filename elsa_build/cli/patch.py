@@ -1,9 +1,10 @@
-"""`elsa-build patch`: the patches that we carry, and every edit of a patchset."""
+"""`elsa-build patch`: the patches that we carry, how they come in and how they go out."""
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -83,12 +84,12 @@ def show(
 
     A patch file stores one line of context; --context renders it anew from the repository.
     """
-    patch, series = _find(session, patch_id)
+    patch, series = find(session, patch_id)
     stored = patch.mail is not None and context is None and upstream is None
     if stored and patch.mail:
         diff = patch.mail.diff
     else:
-        with _repository(session, upstream) as git:
+        with repository(session, upstream) as git:
             standalone.prepare(git, series.patches)
             diff = standalone.diff(git, patch, 3 if context is None else context)
     text = diff.decode("utf-8", "replace")
@@ -128,13 +129,13 @@ def import_(
     dry_run: DryRun = False,
 ) -> Result:
     """Make a patchset from other people's patches, all of them or nothing."""
-    folder = _folder(session, into)
+    folder = folder_of(session, into)
     if folder.exists():
         raise ConfigError(
             f"{into}: the patchset exists already", hint=f"elsa-build patch add ... --into {into}"
         )
-    with _repository(session, upstream) as git:
-        start, found = sources.find(git, source, strip=strip)
+    with repository(session, upstream) as git:
+        start, found = sources.named(git, source, strip=strip)
         made = importing.build(
             git,
             found.patches,
@@ -156,7 +157,7 @@ def import_(
             "patches": [patchlist.document(patch) for patch in made.patches],
         },
         view=lambda: patchlist.table(Series(name=into, patches=made.patches)),
-        closing=f"{len(made.files)} files {_would(dry_run)}written to patchsets/{into}{ignored}\n"
+        closing=f"{len(made.files)} files {would(dry_run)}written to patchsets/{into}{ignored}\n"
         "next: elsa-build check, or elsa-build apply",
         diagnostics=made.findings,
     )
@@ -183,19 +184,20 @@ def export(
 ) -> Result:
     """Write the patches for `git am --keep-non-patch` or for quilt."""
     series = project.read_series(session.root, tuple(patchset) if patchset else None)
-    with _repository(session, upstream) as git:
+    with repository(session, upstream) as git:
         mails = exporting.mails(git, series)
     if not dry_run:
         exporting.store(to, form, mails)
+    place = shlex.quote(str(to.resolve()))
     how = {
-        exporting.Form.AM: f"git am --keep-non-patch {to}/*.patch",
-        exporting.Form.MBOX: f"git am --keep-non-patch {to}",
-        exporting.Form.QUILT: f"QUILT_PATCHES={to} quilt push -a --fuzz=0",
+        exporting.Form.AM: f"git am --keep-non-patch {place}/*.patch",
+        exporting.Form.MBOX: f"git am --keep-non-patch {place}",
+        exporting.Form.QUILT: f"QUILT_PATCHES={place} quilt push -a --fuzz=0",
     }
     return Result(
         data={"to": str(to), "form": str(form), "files": [name for name, _ in mails]},
         view="\n".join(name for name, _ in mails),
-        closing=f"{len(mails)} patches {_would(dry_run)}written to {to}; next: {how[form]}",
+        closing=f"{len(mails)} patches {would(dry_run)}written to {to}; next: {how[form]}",
     )
 
 
@@ -222,10 +224,10 @@ def add(
     dry_run: DryRun = False,
 ) -> Result:
     """Append patches to a patchset, written on its last one; a new patchset starts on the pin."""
-    folder = _folder(session, into)
-    with _repository(session, upstream) as git:
+    folder = folder_of(session, into)
+    with repository(session, upstream) as git:
         incoming = [
-            patch for word in source for patch in sources.find(git, word, strip=strip)[1].patches
+            patch for word in source for patch in sources.named(git, word, strip=strip)[1].patches
         ]
         new = not (folder / seriesfile.NAME).is_file()
         edit = editing.add(
@@ -239,144 +241,14 @@ def add(
             ),
             _ids(session),
         )
-    return _edited(edit, dry_run=dry_run, following="elsa-build check")
-
-
-# --- edits ------------------------------------------------------------------------------------
-
-
-@command(
-    group,
-    "edit",
-    example="elsa-build patch edit mamba-copy --drop-when 'upstream merges #30841' --hot-path",
-    schema="patch-edit",
-)
-def edit(
-    session: Session,
-    *,
-    patch_id: Id,
-    why: Annotated[str | None, typer.Option(metavar="TEXT", help="Why we carry it")] = None,
-    drop_when: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="What makes it needless; '' removes it")
-    ] = None,
-    kind: Annotated[Kind | None, typer.Option(help="How it relates to upstream")] = None,
-    commit: Annotated[
-        str | None, typer.Option(metavar="HEX", help="Upstream's commit it comes from")
-    ] = None,
-    pr: Annotated[int | None, typer.Option(metavar="N", help="Upstream's pull request")] = None,
-    requires: Annotated[
-        list[str] | None, typer.Option(metavar="ID", help="Patches it needs; replaces the list")
-    ] = None,
-    test: Annotated[
-        list[str] | None, typer.Option(metavar="PATH", help="Its tests; replaces the list")
-    ] = None,
-    evidence: Annotated[
-        list[str] | None, typer.Option(metavar="ID", help="Its evidence; replaces the list")
-    ] = None,
-    hot_path: Annotated[
-        bool | None, typer.Option("--hot-path/--no-hot-path", help="Measure again after a change")
-    ] = None,
-    upstream: Upstream = None,
-    dry_run: DryRun = False,
-) -> Result:
-    """Change what `series.yaml` says of a patch; comments and order stay."""
-    patch, _ = _find(session, patch_id)
-    given: dict[str, Any] = {
-        "why": why,
-        "drop_when": drop_when,
-        "kind": kind,
-        "origin": editing.origin(commit, pr, patch.origin) if commit or pr else None,
-        "requires": requires,
-        "tests": test,
-        "evidence": evidence,
-        "hot_path": hot_path,
-    }
-    fields = {key: value or None for key, value in given.items() if value is not None}
-    if not fields:
-        raise UsageError("nothing to change", hint=f"elsa-build patch edit {patch_id} --why TEXT")
-    folder = _folder(session, patch.patchset)
-    if {"kind", "origin"} & fields.keys() and patch.mail is not None:
-        with _repository(session, upstream) as git:
-            made = editing.edit(git, folder, session.root, patch, fields)
-    else:
-        made = editing.edit(None, folder, session.root, patch, fields)
-    return _edited(made, dry_run=dry_run, following=f"elsa-build patch show {patch_id}")
-
-
-@command(
-    group,
-    "refresh",
-    example="elsa-build patch refresh mamba-copy --work-tree ../patched\n"
-    "elsa-build patch refresh mamba-copy --commit HEAD~2 --upstream ../patched",
-    schema="patch-refresh",
-)
-def refresh(
-    session: Session,
-    *,
-    patch_id: Id,
-    commit: Annotated[
-        str | None, typer.Option(metavar="REV", help="The commit that the patch becomes")
-    ] = None,
-    work_tree: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Fold the uncommitted changes of a work tree into it"),
-    ] = None,
-    upstream: Upstream = None,
-    dry_run: DryRun = False,
-) -> Result:
-    """Write a patch anew from a commit or a work tree; later patches are merged onto it.
-
-    Without --commit and --work-tree the change stays and only the file's form is put right.
-    """
-    if commit and work_tree:
-        raise UsageError("--commit and --work-tree exclude each other")
-    patch, _ = _find(session, patch_id)
-    folder = _folder(session, patch.patchset)
-    series = seriesfile.load(folder, root=session.root)
-    with _repository(session, work_tree or upstream) as git:
-        if commit:
-            files = editing.refreshed_from(git, series, patch, git.resolve(commit))
-        elif work_tree:
-            sides = editing.folded(git, series, patch, *editing.work_tree(git, work_tree))
-            files = editing.refresh(git, series, patch, sides)
-        else:
-            files = editing.rewritten(git, series, patch)
-    made = editing.Edit(folder=folder, files=files, patches=(patch,) if files else ())
-    return _edited(made, dry_run=dry_run, following="elsa-build check")
-
-
-@command(group, "keep", example="elsa-build patch keep mamba-copy", schema="patch-keep")
-def keep(session: Session, *, patch_id: Id, why: Why = None, dry_run: DryRun = False) -> Result:
-    """Say that a patch has earned its place."""
-    patch, _ = _find(session, patch_id)
-    made = editing.keep(_folder(session, patch.patchset), session.root, patch, why)
-    return _edited(made, dry_run=dry_run, following="elsa-build apply")
-
-
-@command(
-    group,
-    "drop",
-    example="elsa-build patch drop mamba-copy --why 'no gain in two boots of the same image'",
-    schema="patch-drop",
-)
-def drop(
-    session: Session,
-    *,
-    patch_id: Id,
-    why: Annotated[str, typer.Option(metavar="TEXT", help="Why it goes; 20 characters or more")],
-    dry_run: DryRun = False,
-) -> Result:
-    """Take a patch out of every replay; its id, its file and the reason stay."""
-    patch, _ = _find(session, patch_id)
-    made = editing.drop(_folder(session, patch.patchset), session.root, patch, why)
-    return _edited(made, dry_run=dry_run, following="elsa-build apply")
+    return edited(edit, dry_run=dry_run, following="elsa-build check")
 
 
 # --- shared -----------------------------------------------------------------------------------
 
 
 @contextmanager
-def _repository(session: Session, upstream: Path | None) -> Iterator[Quarantine]:
+def repository(session: Session, upstream: Path | None) -> Iterator[Quarantine]:
     """Open the repository that holds the bases; what is written to it does not stay."""
     path = upstream or project.pinned_repository(project.read_lock(session.root), session.progress)
     with Git(path) as git, git.quarantine() as inner:
@@ -395,7 +267,8 @@ def _base(
     return project.read_lock(session.root).pin.commit
 
 
-def _folder(session: Session, name: str) -> Path:
+def folder_of(session: Session, name: str) -> Path:
+    """Return the folder of a patchset, which need not be there yet."""
     wrong = seriesfile.slug_problem(name)
     if wrong:
         raise ConfigError(f"patchset {wrong}")
@@ -406,12 +279,14 @@ def _ids(session: Session) -> tuple[str, ...]:
     return tuple(patch.id for patch in project.read_series(session.root).patches)
 
 
-def _find(session: Session, patch_id: str) -> tuple[Patch, Series]:
+def find(session: Session, patch_id: str) -> tuple[Patch, Series]:
+    """Return a patch by its id, and the series of all patchsets."""
     series = project.read_series(session.root)
     return seriesfile.patch_of(series, patch_id), series
 
 
-def _edited(edit: editing.Edit, *, dry_run: bool, following: str) -> Result:
+def edited(edit: editing.Edit, *, dry_run: bool, following: str) -> Result:
+    """Write an edit, unless this is a dry run, and say which files it has."""
     if not dry_run:
         editing.write(edit)
     names = sorted(edit.files)
@@ -423,12 +298,13 @@ def _edited(edit: editing.Edit, *, dry_run: bool, following: str) -> Result:
             "patches": [patchlist.document(patch) for patch in edit.patches],
         },
         view="\n".join(f"{place}/{name}" for name in names),
-        closing=f"{len(names)} files {_would(dry_run)}written; next: {following}"
+        closing=f"{len(names)} files {would(dry_run)}written; next: {following}"
         if names
         else "nothing to change",
         diagnostics=edit.findings,
     )
 
 
-def _would(dry_run: bool) -> str:
+def would(dry_run: bool) -> str:
+    """Return the words that a dry run has in front of what it did not do."""
     return "would be " if dry_run else ""

@@ -79,8 +79,14 @@ class Merge:
 class Git:
     """One repository by its git directory (or a work tree's root). Use `with`, or `close()` it."""
 
-    def __init__(self, path: Path, *, objects: Path | None = None) -> None:
-        """Open a repository; `objects` redirects new objects away from it (see `quarantine`)."""
+    def __init__(
+        self, path: Path, *, objects: Path | None = None, also: Iterable[Path] = ()
+    ) -> None:
+        """Open a repository.
+
+        `objects` redirects new objects away from it (see `quarantine`); `also` are further object
+        folders to read from.
+        """
         self.path = path
         self._env = environment(os.environ)
         found = subprocess.run(
@@ -96,7 +102,8 @@ class Git:
         own = (path / inside).resolve()
         if objects:
             self._env["GIT_OBJECT_DIRECTORY"] = str(objects)
-            self._env["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = f'"{own}"'
+            readable = ":".join(f'"{folder}"' for folder in (own, *also))
+            self._env["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = readable
         self._objects_path = own
         self.objects = ObjectStore(self.command("cat-file", "--batch"), self._env, objects or own)
 
@@ -277,10 +284,14 @@ class Git:
     # --- quarantine -------------------------------------------------------------------------
 
     @contextmanager
-    def quarantine(self) -> Iterator["Quarantine"]:
-        """Open this repository so that new objects stay outside until `keep()` is called."""
+    def quarantine(self, *also: "Git") -> Iterator["Quarantine"]:
+        """Open this repository so that new objects stay outside until `keep()` is called.
+
+        The objects of the repositories in `also` can be read too.
+        """
         with tempfile.TemporaryDirectory(prefix="elsa-objects-", dir=_fast_folder()) as folder:
-            inner = Quarantine(self.path, Path(folder), self._objects_path)
+            others = [other._objects_path for other in also]
+            inner = Quarantine(self.path, Path(folder), self._objects_path, others)
             try:
                 yield inner
             finally:
@@ -296,8 +307,8 @@ def _fast_folder() -> str | None:
 class Quarantine(Git):
     """A repository whose new objects are in a folder of their own, as in receive-pack."""
 
-    def __init__(self, path: Path, folder: Path, target: Path) -> None:
-        super().__init__(path, objects=folder)
+    def __init__(self, path: Path, folder: Path, target: Path, also: Iterable[Path] = ()) -> None:
+        super().__init__(path, objects=folder, also=also)
         self._folder = folder
         self._target = target
 

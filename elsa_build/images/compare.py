@@ -108,7 +108,7 @@ def _side(image: StoredImage) -> _Side:
 def _layers(old: _Side, new: _Side) -> Iterator[LayerDiff]:
     before, after = old.layers(), new.layers()
     held = {layer.diff_id for layer in old.image.layers}
-    for name in dict.fromkeys([*before, *after]):
+    for name in dict.fromkeys([*after, *before]):
         was, now = before.get(name), after.get(name)
         if now is None:
             fate = Fate.REMOVED
@@ -139,7 +139,7 @@ def _why(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[
     ]
     for key in sorted({*inputs[0], *inputs[1]}):
         was, now = inputs[0].get(key), inputs[1].get(key)
-        if was != now and key not in ("written", "absent") and was is not None is not now:
+        if was != now and None not in (was, now) and key not in ("written", "absent"):
             yield f"{key}: {was} -> {now}"
     # The names of what a layer of patched files speaks of lead to the patches that touch them.
     paths = _paths(inputs[0]) ^ _paths(inputs[1])

@@ -18,7 +18,7 @@ from typing import Any
 
 from elsa_build.errors import ConfigError
 from elsa_build.git.objects import EXECUTABLE, FILE, GITLINK, SYMLINK, TREE, Entry, ObjectStore
-from elsa_build.images.bytecode import compiled, pyc_path, stale_pyc
+from elsa_build.images.bytecode import CACHE_FOLDER, compiled, module_of, pyc_path, stale_pyc
 from elsa_build.images.oci.layer import File, Member, Symlink, Whiteout
 from elsa_build.images.oci.layout import to_json
 from elsa_build.images.oci.store import digest_of
@@ -299,7 +299,8 @@ def hidden(
             continue
         parents = _parents(path)
         if not any(parent in written for parent in parents):
-            marks.add(next((parent for parent in parents if parent not in kept), path))
+            empty = (p for p in parents if p not in kept and not p.endswith(CACHE_FOLDER))
+            marks.add(next(empty, path))
     return tuple(sorted(marks))
 
 
@@ -350,7 +351,8 @@ def _patch_members(
 
 
 def _slot(path: str) -> int:
-    return (
-        int.from_bytes(hashlib.sha256(path.encode("utf-8", "surrogateescape")).digest()[:4])
-        % PATCH_LAYERS
-    )
+    """Return the number of a path's layer; bytecode, new or hidden, is with its source."""
+    module = module_of(path)
+    name = path if module is None else f"{module}.py"
+    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
+    return int.from_bytes(digest[:4]) % PATCH_LAYERS

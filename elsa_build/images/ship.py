@@ -11,9 +11,10 @@ from pathlib import Path
 from elsa_build.errors import ConfigError, ToolError
 from elsa_build.images import base as bases
 from elsa_build.images import docker_backend, dockerd, tags
-from elsa_build.images.build import Built, Destination, build
+from elsa_build.images.build import Built, build
 from elsa_build.images.dockerfile import TEMPLATE
 from elsa_build.images.plan import PACKAGE, Prepared
+from elsa_build.images.publish import Destination
 from elsa_build.progress import SILENT, Progress
 
 

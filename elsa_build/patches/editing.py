@@ -244,7 +244,7 @@ def refreshed_from(git: Git, series: Series, patch: Patch, commit: Oid) -> dict[
     if len(made.parents) != 1:
         raise ConfigError(f"{commit} is a merge or a root; a patch has one parent")
     sides = (git.commit(made.parents[0]).tree, made.tree)
-    return refresh(git, series, patch, sides, made.message)
+    return refresh(git, series, patch, sides, words.normal(made.message) or None)
 
 
 def rewritten(git: Git, series: Series, patch: Patch) -> dict[str, bytes]:

@@ -7,13 +7,14 @@ each core takes a stretch of the history.
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from elsa_build.git.door import Git
 from elsa_build.model import Oid, Outcome, Series
 from elsa_build.patches.breakage import Breakage, classify
-from elsa_build.patches.history import UpstreamCommit, between
+from elsa_build.patches.history import UpstreamCommit
 from elsa_build.patches.replay import REPLAYED
 from elsa_build.patches.walk import Met, Walk, Written, as_written
 from elsa_build.progress import SILENT, Progress
@@ -35,35 +36,32 @@ class Forecast:
     """What becomes of a series over a range of upstream; `breaks` in the order of the series."""
 
     base: Oid
-    until: Oid
     commits: int
     patches: tuple[str, ...]
     breaks: tuple[Break, ...]
 
 
 def forecast(
-    repository: Path,
+    repositories: tuple[Path, ...],
     series: Series,
     base: Oid,
-    until: Oid,
+    commits: Sequence[UpstreamCommit],
     *,
     known: Mapping[str, Break] | None = None,
     workers: int | None = None,
     progress: Progress = SILENT,
 ) -> Forecast:
-    """Return the first breaking commit of every active patch between two commits.
+    """Return the first breaking commit of every active patch along a stretch of upstream.
 
     Args:
-        repository: Holds both commits and the blobs that the patches were written on.
+        repositories: Together they hold the commits and the blobs that the patches were written on.
         series: The patches, in order.
         base: Where the walk starts; what does not apply there counts as broken before.
-        until: Where it ends, a descendant of `base`.
+        commits: What came after `base`, oldest first (see `history.between`).
         known: Breaks of an earlier forecast that ended at `base`; they stay.
         workers: Processes (default: one a core); each takes a stretch of the history.
         progress: Told of finished commits.
     """
-    with Git(repository) as git:
-        commits = between(git, base, until)
     count = max(1, min(workers or os.cpu_count() or 1, len(commits) // 20))
     size = -(-len(commits) // count) or 1
     parts = [commits[i : i + size] for i in range(0, len(commits), size)]
@@ -71,7 +69,7 @@ def forecast(
     firsts: dict[str, Break] = dict(known or {})
     with progress.task(f"forecast over {len(commits)} commits", total=len(commits)) as advance:
         for part, found in zip(
-            parts, _walk_all(repository, series, starts, parts, count), strict=True
+            parts, _walk_all(repositories, series, starts, parts, count), strict=True
         ):
             for one in found:
                 firsts.setdefault(one.patch, one)
@@ -79,7 +77,6 @@ def forecast(
     active = tuple(patch.id for patch in series.patches if patch.status in REPLAYED)
     return Forecast(
         base=base,
-        until=until,
         commits=len(commits),
         patches=active,
         breaks=tuple(firsts[patch] for patch in active if patch in firsts),
@@ -87,30 +84,36 @@ def forecast(
 
 
 def _walk_all(
-    repository: Path,
+    repositories: tuple[Path, ...],
     series: Series,
     starts: Sequence[Oid],
     parts: Sequence[Sequence[UpstreamCommit]],
     count: int,
 ) -> Iterable[tuple[Break, ...]]:
     if count == 1:
-        return [_walk(repository, series, s, p) for s, p in zip(starts, parts, strict=True)]
+        return [_walk(repositories, series, s, p) for s, p in zip(starts, parts, strict=True)]
     with ProcessPoolExecutor(count) as pool:
         jobs = [
-            pool.submit(_walk, repository, series, s, p) for s, p in zip(starts, parts, strict=True)
+            pool.submit(_walk, repositories, series, s, p)
+            for s, p in zip(starts, parts, strict=True)
         ]
         return [job.result() for job in jobs]
 
 
 def _walk(
-    repository: Path, series: Series, start: Oid, commits: Sequence[UpstreamCommit]
+    repositories: tuple[Path, ...],
+    series: Series,
+    start: Oid,
+    commits: Sequence[UpstreamCommit],
 ) -> tuple[Break, ...]:
     """Return the first break of each patch along one stretch that begins at `start`.
 
     A patch that is broken at the start has its first break earlier, so not here.
     """
     firsts: dict[str, Break] = {}
-    with Git(repository) as git, git.quarantine() as inner:
+    with ExitStack() as opened:
+        git, *others = [opened.enter_context(Git(path)) for path in repositories]
+        inner = opened.enter_context(git.quarantine(*others))
         walk = Walk(git=inner, patches=as_written(inner, series), tree=inner.commit(start).tree)
         broken = {patch.id for patch, met in walk.step(None) if met.outcome is not Outcome.CLEAN}
         for commit in commits:

@@ -212,13 +212,13 @@ def draft(patch: Incoming, date: str, choice: Choice, taken: Collection[str]) ->
         choice: What the person decided.
         taken: Ids that are in use.
     """
-    stem = _slug(_bare(Path(patch.name).stem)) if patch.commit is None else ""
+    stem = slug(_bare(Path(patch.name).stem)) if patch.commit is None else ""
     text = words.normal(patch.message)
     if not text.partition("\n")[0]:
         text = words.normal(f"{stem.replace('-', ' ') or patch.name}\n{text}")
     known = dict(words.trailers(text))
     subject = text.partition("\n")[0]
-    wanted = known.get("Elsa-Patch-Id") or stem or _slug(subject) or "patch"
+    wanted = known.get("Elsa-Patch-Id") or stem or slug(subject) or "patch"
     identity = unused(wanted, taken)
     kind, origin = _origin(text, known, choice.kind)
     why = choice.why or known.get(words.WHY) or _why(subject, patch)
@@ -272,7 +272,7 @@ def _bare(stem: str) -> str:
     return re.sub(r"^\d+[a-z]?[-_. ]+", "", stem)
 
 
-def _slug(text: str) -> str:
+def slug(text: str) -> str:
     """Return words of a-z and 0-9 joined by `-`, cut at a whole word."""
     plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     if len(plain) > SLUG_LENGTH:

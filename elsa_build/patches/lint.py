@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from elsa_build.diagnostics import Diagnostic, Severity
+from elsa_build.errors import ConfigError
 from elsa_build.git.door import Git
 from elsa_build.git.objects import GITLINK, SYMLINK
 from elsa_build.model import Mail, Patch, Series
@@ -16,7 +17,7 @@ from elsa_build.patches import message as words
 from elsa_build.patches import standalone
 from elsa_build.patches.diff import DiffError, FileDiff, MissingBlobError, parse
 from elsa_build.patches.mail import diff_start, message_line
-from elsa_build.patches.seriesfile import SeriesError, active, load
+from elsa_build.patches.seriesfile import NAME, SeriesError, active, load
 
 _FILE = re.compile(r"[0-9]{4}-[a-z0-9]+(-[a-z0-9]+)*\.patch")
 
@@ -34,6 +35,11 @@ def check(folder: Path, root: Path, git: Git | None = None) -> tuple[Diagnostic,
         series = load(folder, root=root)
     except SeriesError as e:
         return e.findings
+    except ConfigError as e:
+        return tuple(
+            Diagnostic(code="E101", severity=Severity.ERROR, message=line)
+            for line in e.message.split("\n")
+        )
     findings: list[Diagnostic] = []
     for patch in series.patches:
         if patch.mail is not None and patch.file is not None:
@@ -117,6 +123,7 @@ def _oddities(file: FileDiff) -> Iterator[str]:
 def _round_trips(git: Git, series: Series, root: Path) -> Iterator[Diagnostic]:
     for patch in series.patches:
         if patch.mail is None or patch.file is None:
+            yield from _reference(git, patch)
             continue
         shown = str(patch.file.relative_to(root))
         text = patch.file.read_bytes()
@@ -139,6 +146,17 @@ def _round_trips(git: Git, series: Series, root: Path) -> Iterator[Diagnostic]:
             if fresh != text:
                 line = _first_difference(text.split(b"\n"), fresh.split(b"\n"))
                 yield _error("E106", "is not as elsa-build writes it", shown, line, _refresh(patch))
+
+
+def _reference(git: Git, patch: Patch) -> Iterator[Diagnostic]:
+    commit = patch.origin.commit
+    if active(patch) and commit and git.find(commit) is None:
+        yield _error(
+            "E109",
+            f"{patch.id}: the commit {commit} is not in the repository",
+            f"patchsets/{patch.patchset}/{NAME}",
+            patch.line,
+        )
 
 
 def _first_difference(old: Iterable[bytes], new: Iterable[bytes]) -> int:

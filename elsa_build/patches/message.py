@@ -53,7 +53,7 @@ def normal(message: str) -> str:
 
     The subject is one line without `Re:` and `[PATCH]`, and blanks in a row are one; the body has
     no trailing blanks and no two blank lines in a row; a line that would be cut is indented by one
-    blank. Applying it twice changes nothing. LF, no final newline.
+    blank. Applying it twice changes nothing. LF, no final newline; empty if nothing is left.
     """
     text = message.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "")
     lines = [line.rstrip(" \t\v\f") for line in text.lstrip("\n").split("\n")]
@@ -61,6 +61,9 @@ def normal(message: str) -> str:
         del lines[0]
     end = lines.index("") if "" in lines else len(lines)
     title = subject(" ".join(lines[:end]))
+    if not title:
+        # `[PATCH]` alone: what comes next is the subject.
+        return normal("\n".join(lines[end + 1 :])) if end < len(lines) else ""
     body: list[str] = []
     for line in lines[end + 1 :]:
         if line or (body and body[-1]):

@@ -6,11 +6,13 @@ since its conflict may only be the other's shadow. Whether a clean merge is also
 afterwards, by `guarding`.
 """
 
+import contextlib
 from dataclasses import dataclass, field
 
 from elsa_build.git.door import Git
 from elsa_build.git.objects import Change
 from elsa_build.model import Oid, Outcome, Patch, Replay, Series, Signature, Status, Step
+from elsa_build.patches.diff import DiffError
 from elsa_build.patches.diff import changes as changes_in
 from elsa_build.patches.threeway import Merged, put, written
 from elsa_build.progress import SILENT, Progress
@@ -52,14 +54,10 @@ class _State:
 
     def take(self, patch: Patch) -> Step:
         """Put one patch on the stack, or say why not."""
-        if patch.mail is None and patch.status not in REPLAYED:
-            return Step(patch=patch, outcome=Outcome.SKIPPED, tree=self.tree)
-        change, parent = change_of(self.git, patch)
-        before, after = written(self.git, change, parent or self._context(patch))
-        if parent is None:
-            self.contexts[patch.base] = after
         if patch.status not in REPLAYED:
+            self._pass_over(patch)
             return Step(patch=patch, outcome=Outcome.SKIPPED, tree=self.tree)
+        change, before, after = self._written(patch)
         if before == after:
             return Step(patch=patch, outcome=Outcome.EMPTY, tree=self.tree)
         merged = put(self.git, before, after, self.tree)
@@ -78,6 +76,22 @@ class _State:
             commit=self.head,
             paths=merged.paths,
         )
+
+    def _pass_over(self, patch: Patch) -> None:
+        """Advance the stack as it was written past a patch that is not replayed.
+
+        It may stand on what an earlier patch no longer is; then nobody stands on it.
+        """
+        if patch.mail is not None:
+            with contextlib.suppress(DiffError):
+                self._written(patch)
+
+    def _written(self, patch: Patch) -> tuple[tuple[Change, ...], Oid, Oid]:
+        change, parent = change_of(self.git, patch)
+        before, after = written(self.git, change, parent or self._context(patch))
+        if parent is None:
+            self.contexts[patch.base] = after
+        return change, before, after
 
     def _context(self, patch: Patch) -> Oid:
         known = self.contexts.get(patch.base)

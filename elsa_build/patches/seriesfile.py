@@ -272,7 +272,7 @@ def _strays(folder: Path, shown: str, patches: Iterable[Patch]) -> list[Diagnost
             severity=Severity.ERROR,
             message=f"is not in {NAME}",
             path=f"{shown}/{path.name}",
-            hint=f"elsa-build patch add {shown}/{path.name} --into {folder.name}",
+            hint=f"name it in {NAME}, or move it away",
         )
         for path in sorted(folder.iterdir())
         if path not in named and path.name not in (NAME, *APART) and path.name[0] != "."

@@ -278,3 +278,19 @@ def _plain(node: Node) -> object:
             return [_plain(one) for one in node.nodes]
         case Table():
             return {one.key: _plain(one.value) for one in node.entries}
+
+
+def with_base(text: str, name: str, base: Oid, ref: str) -> str:
+    """Return a `series.yaml` with another base; `ref` is what a person calls it.
+
+    Raises:
+        ConfigError: The file has no `base` on a line of its own (exit 5).
+    """
+    lines = text.split("\n")
+    found = [number for number, line in enumerate(lines) if line.startswith("base:")]
+    if len(found) != 1:
+        raise ConfigError(f"{name}: base: is missing", hint=f'add the line: base: "{base}"')
+    lines[found[0]] = f'base: "{base}"'
+    kept = [line for line in lines if not line.startswith("ref:")]
+    kept.insert(kept.index(lines[found[0]]) + 1, f"ref: {json.dumps(ref, ensure_ascii=False)}")
+    return "\n".join(kept)

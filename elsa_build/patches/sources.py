@@ -5,7 +5,6 @@ order, the author and the words are; after this module they do not. Mails are re
 `mailinfo`, which knows base64, quoted-printable and headers inside the body.
 """
 
-import email.utils
 import re
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -71,7 +70,7 @@ def read(git: Git, path: Path, *, strip: int = 1) -> Found:
     return found
 
 
-def find(git: Git, word: str, *, strip: int = 1) -> tuple[Oid | None, Found]:
+def named(git: Git, word: str, *, strip: int = 1) -> tuple[Oid | None, Found]:
     """Return what a person named: a path, a range `A..B` or a commit; a range has a start.
 
     Raises:
@@ -262,6 +261,8 @@ def _headers(lines: Iterable[str]) -> dict[str, str]:
 
 
 def _signature(headers: dict[str, str]) -> Signature | None:
+    import email.utils  # noqa: PLC0415 - brings sockets along; keeps --help fast
+
     address = headers.get("Email", "")
     date = email.utils.parsedate_tz(headers.get("Date", ""))
     if not address or date is None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from elsa_build.git.door import Git
 from elsa_build.git.objects import Change
 from elsa_build.model import Mail, Oid, Patch, Signature
-from elsa_build.patches.diff import MissingBlobError, changes
+from elsa_build.patches.diff import DiffError, changes
 from elsa_build.patches.mail import CONTEXT, parse, write
 from elsa_build.patches.replay import change_of, words_of
 
@@ -21,11 +21,11 @@ _NOBODY = Signature(name="elsa-build", email="elsa-build@localhost", date="0 +00
 def prepare(git: Git, patches: Iterable[Patch]) -> None:
     """Store the files as these patches leave them; a later one was written on them.
 
-    A patch whose own pre-images are missing is passed over: whoever needs it will say so.
+    A patch that cannot be read or lacks its pre-images is passed over: whoever needs it says so.
     """
     for patch in patches:
         if patch.mail is not None:
-            with contextlib.suppress(MissingBlobError):
+            with contextlib.suppress(DiffError):
                 changes(git, patch.mail.diff)
 
 

@@ -29,6 +29,12 @@ SIGNS = {
 """One sign and style an outcome; the word always stands beside it."""
 
 
+CONTEXT = 3
+"""Lines shown around a change in a region."""
+LONGEST = 24
+"""Lines of one diff that a terminal gets; a report has all of them."""
+
+
 def replay(done: Replay) -> "RenderableType":
     """Return the whole replay: series, conflicts, findings, totals."""
     from rich.console import Group  # noqa: PLC0415 - only when something is shown
@@ -79,10 +85,14 @@ def _regions(conflict: Conflict) -> Iterator["Text"]:
 def _diff(old: str, new: str) -> Iterator["Text"]:
     from rich.text import Text  # noqa: PLC0415
 
-    styles = {"+": "green", "-": "red"}
-    for line in difflib.ndiff(old.splitlines(), new.splitlines()):
-        if not line.startswith("?"):
-            yield Text(f"    {line[0]} {line[2:]}", style=styles.get(line[0], ""))
+    styles = {"+": "green", "-": "red", "@": "dim"}
+    diff = list(difflib.unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=CONTEXT))
+    for line in diff[2 : 2 + LONGEST]:
+        shown = "..." if line[0] == "@" else f"{line[0]} {line[1:]}"
+        yield Text(f"    {shown}", style=styles.get(line[0], ""))
+    if len(diff) > 2 + LONGEST:
+        rest = len(diff) - 2 - LONGEST
+        yield Text(f"    ... {rest} more lines: elsa-build report", style="dim")
 
 
 def _totals(done: Replay) -> "Text":

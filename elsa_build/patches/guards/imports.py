@@ -47,11 +47,10 @@ def check(view: View, modules: Modules) -> Iterator[Diagnostic]:
 def _added_imports(view: View) -> Iterator[tuple[Import, int]]:
     """Yield the imports that stand, at least in part, on added lines, and what to add to a line."""
     merged = view.got.after
-    suspects = (line for line in merged.changed if _MAY_IMPORT.fullmatch(merged.code(line)))
-    pieces = {piece.offset: piece for piece in map(merged.source.piece_at, suspects)}
-    for piece in pieces.values():
-        parsed = merged.source.parsed(piece)
-        for found in parsed.imports if parsed else ():
+    suspects = [line for line in merged.changed if _MAY_IMPORT.fullmatch(merged.code(line))]
+    held = filter(None, map(merged.source.holding, suspects))
+    for piece, parsed in {piece.offset: (piece, parsed) for piece, parsed in held}.values():
+        for found in parsed.imports:
             lines = range(found.first + piece.shift, found.last + piece.shift + 1)
             if not merged.changed.isdisjoint(lines):
                 yield found, piece.shift

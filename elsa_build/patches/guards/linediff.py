@@ -6,12 +6,13 @@ common lines are the anchors (patience); `difflib` serves only the small rest be
 """
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from itertools import pairwise
 from typing import NamedTuple
 
+_OFTEN = 16
+"""Where no line is unique, lines that come up to this often serve as anchors."""
 _SMALL = 400_000
 """Up to this many line pairs `difflib` is asked; a larger rest counts as one replacement."""
 
@@ -69,7 +70,7 @@ def runs(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, int]]:
             todo.append(_Area(inner.a_stop, area.a_stop, inner.b_stop, area.b_stop))
         if head or tail:
             todo.append(inner)
-        elif anchors := _anchors(a, b, inner):
+        elif anchors := _anchors(a, b, inner, 1) or _anchors(a, b, inner, _OFTEN):
             todo.extend(reversed(_between(inner, anchors)))
         else:
             yield from _small(a, b, inner)
@@ -86,11 +87,18 @@ def _common_ends(a: Sequence[str], b: Sequence[str], area: _Area) -> tuple[int, 
     return head, tail
 
 
-def _anchors(a: Sequence[str], b: Sequence[str], area: _Area) -> list[tuple[int, int]]:
-    """Return the longest rising chain of lines that are unique on both sides."""
-    once_b = _unique(b, area.b_start, area.b_stop)
-    once_a = _unique(a, area.a_start, area.a_stop)
-    pairs = [(at, once_b[line]) for line, at in once_a.items() if line in once_b]
+def _anchors(a: Sequence[str], b: Sequence[str], area: _Area, often: int) -> list[tuple[int, int]]:
+    """Return the longest rising chain of lines that both sides have equally often.
+
+    More than `often` times does not count; the n-th of a line goes with the n-th.
+    """
+    places_b = _places(b, area.b_start, area.b_stop)
+    pairs = sorted(
+        pair
+        for line, at_a in _places(a, area.a_start, area.a_stop).items()
+        if len(at_a) <= often and len(partners := places_b.get(line, [])) == len(at_a)
+        for pair in zip(at_a, partners, strict=True)
+    )
     tops: list[int] = []
     top_pairs: list[int] = []
     before: list[int] = []
@@ -107,9 +115,11 @@ def _anchors(a: Sequence[str], b: Sequence[str], area: _Area) -> list[tuple[int,
     return chain[::-1]
 
 
-def _unique(lines: Sequence[str], start: int, stop: int) -> dict[str, int]:
-    counts = Counter(lines[start:stop])
-    return {lines[at]: at for at in range(start, stop) if counts[lines[at]] == 1}
+def _places(lines: Sequence[str], start: int, stop: int) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for at in range(start, stop):
+        found.setdefault(lines[at], []).append(at)
+    return found
 
 
 def _between(area: _Area, anchors: list[tuple[int, int]]) -> list[_Area]:

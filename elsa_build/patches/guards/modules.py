@@ -87,8 +87,10 @@ class Modules:
             return module.built
         if _plainly_defines(module.source.text, name):
             return True
-        names = self._names_of(module, frozenset())
-        return names is None or name in names
+        if module.place not in self._names:
+            self._names[module.place] = self._names_of(module, frozenset())
+        names = self._names[module.place]
+        return names is None or name in names or module.source.fault is not None
 
     def _look(self, place: str) -> Module | None:
         if self._tree.is_dir(place):
@@ -103,16 +105,13 @@ class Modules:
             return Module(place=place, package=False, source=None, built=True)
         return None
 
-    def _names_of(self, module: Module, seen: frozenset[str]) -> frozenset[str] | None:
-        """Return the names of a module, None when it may hold any."""
-        if module.place not in self._names:
-            self._names[module.place] = self._read_names(module, seen | {module.place})
-        return self._names[module.place]
+    def names_in(
+        self, source: Source, package: str, seen: frozenset[str] = frozenset()
+    ) -> frozenset[str] | None:
+        """Return the names that a text binds at module level, None when that may be any.
 
-    def _read_names(self, module: Module, seen: frozenset[str]) -> frozenset[str] | None:
-        source = module.source
-        if source is None:
-            return None if module.built else frozenset()
+        `package` is the directory that its relative imports count from; `seen` ends star cycles.
+        """
         if _AT_RUN_TIME.search(source.text):
             return None
         names = _ALWAYS.union(_DEFINED.findall(source.text))
@@ -126,17 +125,22 @@ class Modules:
                 return None
             names |= parsed.names
             for star in parsed.imports:
-                more = self._star(module, star, seen)
+                more = self._star(star, package, seen)
                 if more is None:
                     return None
                 names |= more
         return names
 
-    def _star(self, module: Module, star: Import, seen: frozenset[str]) -> frozenset[str] | None:
+    def _names_of(self, module: Module, seen: frozenset[str]) -> frozenset[str] | None:
+        if module.source is None:
+            return None if module.built else frozenset()
+        package = module.place if module.package else module.place.rpartition("/")[0]
+        return self.names_in(module.source, package, seen | {module.place})
+
+    def _star(self, star: Import, package: str, seen: frozenset[str]) -> frozenset[str] | None:
         """Return what a star import brings, None when that is not known."""
         if star.names[0].name != "*":
             return frozenset()
-        package = module.place if module.package else module.place.rpartition("/")[0]
         others = [self.at(place) for place in self.targets(star, package) or ()]
         found: frozenset[str] = frozenset()
         for other in others:

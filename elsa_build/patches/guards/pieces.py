@@ -2,7 +2,8 @@
 
 After a complete statement at column 0 Python's tokenizer is in its first state again, so a text is
 the sum of its top-level statements; inside a class the same holds for the methods, once a class
-line stands before them. Only triple quotes can hide a line at column 0, and they are counted.
+line stands before them. Only triple quotes can hide a line at column 0, and they are counted; when
+quotes inside of another string mislead the count, a piece does not parse and the whole is taken.
 """
 
 import re

@@ -4,6 +4,7 @@ Names decide first. Where they differ, the blocks' own lines say whether upstrea
 the block (then the place is the same), or whether a like block was taken for the right one.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,10 @@ from elsa_build.patches.guards.view import Version
 
 _ALIKE = 0.5
 """Share of equal lines from which two blocks count as one that upstream moved or renamed."""
+_MOST = 0.6
+"""Share of the lines around a hunk from which they count as moved with it."""
+_AROUND = 8
+"""Lines of code on each side of a line that are its surroundings."""
 _MARGIN = 0.2
 """How much more alike another block must be than the one of the same name to count as its heir."""
 
@@ -27,6 +32,14 @@ class Misplaced:
     written: Path
     landed: Path
     home: Frame | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spot:
+    """The lines of code around a line as written and as landed, without what the patch changed."""
+
+    mine: Counter[str]
+    there: Counter[str]
 
 
 def words(path: Path) -> str:
@@ -56,7 +69,7 @@ class Surveyor:
             return self._roughly(written_line, landed_line)
         pair = (written, landed)
         if pair not in self._known:
-            self._known[pair] = self._judge(written, landed)
+            self._known[pair] = self._judge(written, landed, written_line, landed_line)
         return self._known[pair]
 
     def _roughly(self, written_line: int, landed_line: int) -> Misplaced | None:
@@ -82,16 +95,19 @@ class Surveyor:
         outer, other = self._asked.source.class_of(mine), self._got.source.class_of(there)
         return outer is other or (outer is not None and other is not None and outer.like(other))
 
-    def _judge(self, written: Path, landed: Path) -> Misplaced | None:
+    def _judge(
+        self, written: Path, landed: Path, written_line: int, landed_line: int
+    ) -> Misplaced | None:
         if keys(written) != keys(landed):
             written, landed = _settled(self._asked, written), _settled(self._got, landed)
             if not (_in_leaf(written) and _in_leaf(landed)):
                 written, landed = _without_leaf(written), _without_leaf(landed)
         if keys(written) == keys(landed):
             return self._wrong_twin(written, landed)
-        if _scopes(written) != _scopes(landed):
-            return self._wrong_scope(written, landed)
-        return self._wrong_branch(written, landed)
+        here = _Spot(mine=_around(self._asked, written_line), there=_around(self._got, landed_line))
+        if scopes(written) != scopes(landed):
+            return self._wrong_scope(written, landed, here)
+        return self._wrong_branch(written, landed, here)
 
     def _wrong_twin(self, written: Path, landed: Path) -> Misplaced | None:
         """Tell blocks of one name apart (a second `if fast:`, another call of one function)."""
@@ -119,16 +135,17 @@ class Surveyor:
                 )
         return None
 
-    def _wrong_scope(self, written: Path, landed: Path) -> Misplaced:
+    def _wrong_scope(self, written: Path, landed: Path, spot: _Spot) -> Misplaced:
         mine, there = _innermost_scope(written), _innermost_scope(landed)
         verdict = Misplaced(severity=Severity.ERROR, written=written, landed=landed)
         if mine is None:
-            known = self._find(self._asked, _scopes(landed))
+            known = self._find(self._asked, scopes(landed))
             return verdict if known else replace(verdict, severity=Severity.WARNING)
-        homes = self._find(self._got, _scopes(written))
-        return self._heir(verdict, mine, there, homes, self._find(self._asked, _scopes(landed)))
+        homes = self._find(self._got, scopes(written))
+        rivals = self._find(self._asked, scopes(landed))
+        return self._heir(verdict, mine, there, homes, rivals, spot)
 
-    def _wrong_branch(self, written: Path, landed: Path) -> Misplaced:
+    def _wrong_branch(self, written: Path, landed: Path, spot: _Spot) -> Misplaced:
         verdict = Misplaced(severity=Severity.ERROR, written=written, landed=landed)
         extra, missing = _surplus(landed, written), _surplus(written, landed)
         if not missing:  # upstream put something around the block
@@ -140,7 +157,7 @@ class Surveyor:
                 return replace(verdict, home=homes[0])
             return replace(verdict, severity=Severity.WARNING)
         rivals = self._blocks_like(self._asked, written, extra[0])
-        return self._heir(verdict, missing[0], extra[0], homes, rivals)
+        return self._heir(verdict, missing[0], extra[0], homes, rivals, spot)
 
     def _heir(
         self,
@@ -149,10 +166,12 @@ class Surveyor:
         there: Frame | None,
         homes: Sequence[Frame],
         rivals: Sequence[Frame],
+        spot: _Spot,
     ) -> Misplaced:
         """Soften the verdict when the block that was hit is what the written one has become.
 
-        Against that speak `homes`, blocks of the written name that are still there, and `rivals`,
+        For that speaks that the two are alike, or that the lines around the hunk went along.
+        Against it speak `homes`, blocks of the written name that are still there, and `rivals`,
         blocks of the landed name that were there when the patch was written.
         """
         home = max(homes, key=lambda frame: self._likeness(mine, frame), default=None)
@@ -161,9 +180,13 @@ class Surveyor:
             return verdict
         here = self._likeness(mine, there)
         enough = _ALIKE if home is None else self._likeness(mine, home) + _MARGIN
-        if here < enough or any(self._likeness(rival, there) >= here for rival in rivals):
+        left = _share(spot.mine, self._bag(self._got, home)) if home else 0.0
+        went_along = _share(spot.mine, spot.there) >= _MOST and left <= 1 - _MOST
+        if any(self._likeness(rival, there) >= here for rival in rivals):
             return verdict
-        return replace(verdict, severity=Severity.WARNING)
+        if here >= enough or went_along:
+            return replace(verdict, severity=Severity.WARNING)
+        return verdict
 
     # --- looking around ---------------------------------------------------------------------
 
@@ -205,6 +228,17 @@ class Surveyor:
         return self._bags[name]
 
 
+def _around(version: Version, line: int) -> Counter[str]:
+    kept = [(at, text) for at, text in version.code_lines if at not in version.changed]
+    middle = bisect_left(kept, (line, ""))
+    return Counter(text for _, text in kept[max(middle - _AROUND, 0) : middle + _AROUND])
+
+
+def _share(lines: Counter[str], of: Counter[str]) -> float:
+    """Return which share of some lines is among others."""
+    return (lines & of).total() / lines.total() if lines else 0.0
+
+
 def _all_below(version: Version, frame: Frame) -> Iterator[Frame]:
     for child in version.source.below(frame):
         yield child
@@ -225,7 +259,8 @@ def _without_leaf(path: Path) -> Path:
     return path[:-1] if _in_leaf(path) else path
 
 
-def _scopes(path: Path) -> Keys:
+def scopes(path: Path) -> Keys:
+    """Return the classes and functions of a path: its qualified name."""
     return tuple(key for key in keys(path) if key[0] in SCOPES)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from elsa_build.diagnostics import Diagnostic
-from elsa_build.patches.guards import definitions, imports, landing, presence, syntax
+from elsa_build.patches.guards import definitions, imports, landing, names, presence, syntax
 from elsa_build.patches.guards.change import FileChange, TreeReader
 from elsa_build.patches.guards.modules import Modules
 from elsa_build.patches.guards.pairing import pairing
@@ -46,5 +46,6 @@ def _on_file(change: FileChange, modules: Modules, index: ModuleIndex) -> Iterat
         pairs = pairing(view)
         yield from landing.check(view, pairs)
         yield from presence.check(view, pairs)
+        yield from names.check(view, modules)
     yield from imports.check(view, modules)
     yield from definitions.check(view)

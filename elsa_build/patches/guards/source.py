@@ -116,6 +116,15 @@ class Source:
     def _offsets(self) -> list[int]:
         return [piece.offset for piece in self.pieces]
 
+    def _mend(self) -> bool:
+        """Take the whole text as one piece after a wrong cut (quotes inside of a string)."""
+        if len(self.pieces) == 1 or self.fault is not None:
+            return False
+        self.pieces = (Piece(text=self.text, offset=0, code=self.text, shift=0),)
+        self._offsets = [0]
+        self._classes = {}
+        return True
+
     @cached_property
     def fault(self) -> Fault | None:
         """Return why the whole text does not compile."""
@@ -128,6 +137,14 @@ class Source:
         found = self._parse(piece.code)
         return found if isinstance(found, Parsed) else None
 
+    def holding(self, line: int) -> tuple[Piece, Parsed] | None:
+        """Return the piece that holds a line and what is in it; None where the text is broken."""
+        piece = self.piece_at(line)
+        found = self.parsed(piece)
+        if found is None and self._mend():
+            return self.holding(line)
+        return None if found is None else (piece, found)
+
     def piece_at(self, line: int) -> Piece:
         """Return the piece that holds a line, 1-based."""
         return self.pieces[max(bisect_right(self._offsets, line - 1) - 1, 0)]
@@ -136,9 +153,10 @@ class Source:
 
     def path(self, line: int) -> Path | None:
         """Return the blocks around a line, outermost first; None where the text is broken."""
-        piece = self.piece_at(line)
-        if self.parsed(piece) is None:
+        held = self.holding(line)
+        if held is None:
             return None
+        piece, _ = held
         outer = self.class_of(piece)
         path = [outer] if outer else []
         inside = list(self._frames(piece))

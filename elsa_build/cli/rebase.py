@@ -1,0 +1,72 @@
+"""`elsa-build rebase`: what another upstream does to the series; with --write, move there."""
+
+from typing import Annotated
+
+import typer
+
+from elsa_build import project, rebasing
+from elsa_build.cli.app import app
+from elsa_build.cli.command import Result, Session, command
+from elsa_build.errors import ExitCode, UsageError
+from elsa_build.model import Recipe
+from elsa_build.reports import plain, terminal
+
+
+@command(
+    app,
+    "rebase",
+    example="elsa-build rebase --onto v0.5.23\nelsa-build rebase --onto nightly --write",
+)
+def rebase(
+    session: Session,
+    *,
+    onto: Annotated[str, typer.Option(metavar="REF", help="The new upstream")],
+    upstream: Annotated[
+        str | None,
+        typer.Option(metavar="PATH|URL", help="Where REF is (default: the lock's source)"),
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only its patchsets (default: all)")
+    ] = None,
+    write: Annotated[
+        bool, typer.Option("--write", help="Move the patchsets and the lock, if all is well")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("-n", "--dry-run", help="Write nothing; the default")
+    ] = False,
+) -> Result:
+    """Replay the series on another upstream and report every patch.
+
+    Nothing moves without --write, and then only when every patch applies.
+    """
+    if write and dry_run:
+        raise UsageError("--write and --dry-run exclude each other")
+    lock = project.read_lock(session.root)
+    chosen: Recipe | None = None
+    if recipe:
+        chosen = project.choose_recipe(session.root, name=recipe)
+    target = rebasing.find_onto(onto, lock=lock, upstream=upstream, progress=session.progress)
+    with rebasing.rebased(session.root, target, recipe=chosen, progress=session.progress) as (
+        found,
+        quarantine,
+    ):
+        done = found.done
+        closing = f"nothing was written; next: elsa-build rebase --onto {onto} --write"
+        if not done.clean:
+            closing = "nothing was written; next: elsa-build resolve ID --onto " + onto
+        elif write:
+            rebasing.write(session.root, found, quarantine)
+            closing = "patchsets and lock moved; next: elsa-build check, then git diff"
+    return Result(
+        data={
+            "base": found.base,
+            "ref": onto,
+            "written": write and done.clean,
+            **plain.replay(done),
+        },
+        view=lambda: terminal.replay(done),
+        closing=closing,
+        diagnostics=found.probes,
+        status="ok" if done.clean else "conflict",
+        code=ExitCode.OK if done.clean else ExitCode.CONFLICT,
+    )
