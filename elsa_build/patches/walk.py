@@ -6,14 +6,13 @@ bisection would.
 """
 
 from dataclasses import dataclass, field, replace
-from pathlib import PurePosixPath
 
 from elsa_build.git.door import Git
 from elsa_build.git.objects import Change, Entry
 from elsa_build.model import Oid, Outcome, Series
 from elsa_build.patches.history import UpstreamCommit
 from elsa_build.patches.replay import REPLAYED, change_of
-from elsa_build.patches.threeway import put, written
+from elsa_build.patches.threeway import merge_files, put, stands, written
 
 State = dict[str, Entry | None]
 """Paths that differ from upstream's tree at the commit in hand, and what they hold instead."""
@@ -78,61 +77,22 @@ class Walk:
         return state[path] if path in state else self.git.objects.find(self.tree, path)
 
     def _merge(self, patch: Written, state: State) -> Met:
-        outputs: State | None = None
-        if self._stands(patch, state):
-            outputs = self._merge_small(patch, state)
-            paths = tuple(change.path for change in patch.change)
+        here = {change.path: self._here(state, change.path) for change in patch.change}
+        if stands(self.git, patch.change, here, patch.before, self.tree):
+            files = merge_files(self.git, patch.change, here)
+            outputs = None if files.reasons else dict(files.entries)
+            paths = tuple(here)
         else:
             outputs, paths = self._merge_whole(patch, state)
-        own = (*(c.path for c in patch.change), *(outputs or ()))
-        inputs = {path: self._here(state, path) for path in own}
+        inputs = here | {path: self._here(state, path) for path in outputs or ()}
         if outputs is None:
             outcome, outputs = Outcome.CONFLICT, {}
         else:
-            same = all(self._here(state, path) == entry for path, entry in outputs.items())
+            same = all(inputs[path] == entry for path, entry in outputs.items())
             outcome = Outcome.ABSORBED if same else Outcome.CLEAN
         return Met(
             inputs=inputs, stacked=frozenset(), outcome=outcome, outputs=outputs, paths=paths
         )
-
-    def _stands(self, patch: Written, state: State) -> bool:
-        """Say whether every file of a patch is where it was, so that renames cannot matter."""
-        for path, old, new in patch.change:
-            here = self._here(state, path)
-            if old is None:
-                folder = str(PurePosixPath(path).parent)
-                known = self.git.objects.find(patch.before, folder)
-                there = self.git.objects.find(self.tree, folder)
-                if here is not None or (known is not None and there is None):
-                    return False
-            elif here is None or (new is None and here != old):
-                return False
-        return True
-
-    def _merge_small(self, patch: Written, state: State) -> State | None:
-        """Merge trees of just the files that both sides changed; None is a conflict."""
-        outputs: State = {}
-        contested: dict[str, Change] = {}
-        for path, old, new in patch.change:
-            here = self._here(state, path)
-            if here == old:
-                outputs[path] = new
-            elif here == new:
-                outputs[path] = here
-            else:
-                contested[f"{len(contested)}-{PurePosixPath(path).name}"] = Change(path, old, new)
-        if contested:
-            edit = self.git.objects.edit
-            merged = self.git.merge_trees(
-                edit(None, {name: c.old for name, c in contested.items()}),
-                edit(None, {name: self._here(state, c.path) for name, c in contested.items()}),
-                edit(None, {name: c.new for name, c in contested.items()}),
-            )
-            if not merged.clean:
-                return None
-            entries = self.git.objects.tree(merged.tree)
-            outputs |= {c.path: entries.get(name) for name, c in contested.items()}
-        return outputs
 
     def _merge_whole(self, patch: Written, state: State) -> tuple[State | None, tuple[str, ...]]:
         """Let git look for renames in the whole trees."""
