@@ -76,24 +76,50 @@ def test_a_method_of_a_large_class_is_found_as_well() -> None:
     assert codes(look(base, patched, onto, merged)) == ["error E315"]
 
 
-@pytest.mark.parametrize(
-    "pair",
-    [
-        "    @property\n    def width(self):\n        return 1\n\n"
-        "    @width.setter\n    def width(self, it):\n        pass\n\n",
-        "    @overload\n    def width(self, it: int): ...\n\n"
-        "    @typing.overload\n    def width(self, it: str): ...\n\n"
-        "    def width(self, it):\n        pass\n\n",
-        "    @scale.register\n    def _(self, it: int): ...\n\n"
-        "    @scale.register(str)\n    def _(self, it): ...\n\n",
-        "    if FAST:\n        def width(self): return 1\n    else:\n        def width(self): return 2\n\n",
-        "    try:\n        def width(self): return 1\n"
-        "    except ValueError:\n        def width(self): return 2\n\n",
-        "    def width(self): return 1\n\n    if FAST:\n        def width(self): return 2\n\n",
-    ],
-)
+MEANT = """\
+    @property
+    def width(self):
+        return 1
+
+    @width.setter
+    def width(self, it):
+        pass
+====
+    @overload
+    def width(self, it: int): ...
+
+    @typing.overload
+    def width(self, it: str): ...
+
+    def width(self, it):
+        pass
+====
+    @scale.register
+    def _(self, it: int): ...
+
+    @scale.register(str)
+    def _(self, it): ...
+====
+    if FAST:
+        def width(self): return 1
+    else:
+        def width(self): return 2
+====
+    try:
+        def width(self): return 1
+    except ValueError:
+        def width(self): return 2
+====
+    def width(self): return 1
+
+    if FAST:
+        def width(self): return 2
+"""
+
+
+@pytest.mark.parametrize("pair", MEANT.split("====\n"))
 def test_a_second_definition_that_is_meant_is_none(pair: str) -> None:
-    patched = BASE.replace("    def last", pair + "    def last")
+    patched = BASE.replace("    def last", pair + "\n    def last")
     onto = "VERSION = 2\n" + BASE
 
     assert look(BASE, patched, onto, "VERSION = 2\n" + patched) == ()

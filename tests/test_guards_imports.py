@@ -45,7 +45,12 @@ def make():
     made = 1
     hidden = 2
 """,
-        "python/engine/base.py": '__all__ = ["listed"]\nfrom engine.ops import *\n\ndef based(): ...\n',
+        "python/engine/base.py": """\
+__all__ = ["listed"]
+from engine.ops import *
+
+def based(): ...
+""",
         "python/engine/late.py": "def __getattr__(name): return name\n",
         "python/engine/filled.py": "globals().update(load())\n",
         "python/engine/outside.py": "from torch import *\n",
@@ -92,25 +97,11 @@ def test_a_name_that_the_module_lacks_is_an_error_with_the_command_that_finds_it
 
 
 def test_every_way_to_bind_a_name_counts() -> None:
-    names = [
-        "kernel",
-        "place",
-        "LIMIT",
-        "A",
-        "B",
-        "C",
-        "handle",
-        "number",
-        "line",
-        "first",
-        "others",
-        "gather",
-        "Pool",
-        "made",
-        "os",
-    ]
+    names = (
+        "kernel place LIMIT A B C handle number line first others gather Pool made os based listed"
+    )
 
-    assert added(*(f"from engine.ops import {name}" for name in names)) == []
+    assert added(*(f"from engine.ops import {name}" for name in names.split())) == []
 
 
 def test_what_only_looks_bound_does_not_count() -> None:
@@ -209,14 +200,11 @@ def test_a_guarded_import_is_a_note_since_its_fallback_is_silent() -> None:
 
 
 def test_an_import_for_type_checkers_is_a_warning() -> None:
-    lines = (
-        "from typing import TYPE_CHECKING",
-        "if TYPE_CHECKING:",
-        "    from engine.ops import gone",
-    )
+    gone = "    from engine.ops import gone"
+    lines = ("from typing import TYPE_CHECKING", "if TYPE_CHECKING:", gone)
 
     assert added(*lines)[0].startswith("warning E314 line 4")
-    assert added(*lines, "else:", "    from engine.ops import gone")[1].startswith("error")
+    assert added(*lines, "else:", gone)[1].startswith("error")
 
 
 def test_what_upstream_imports_itself_is_at_most_a_warning() -> None:

@@ -3,11 +3,13 @@
 import subprocess
 from pathlib import Path
 from textwrap import dedent, indent
+from zipfile import ZipFile
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import release
 from tests.guards_material import POOL, codes, gnu_patch, look, three_way
 
 
@@ -60,8 +62,8 @@ def test_the_guard_names_what_gnu_patch_puts_into_the_wrong_branch(tmp_path: Pat
         "`if uses_greedy(batch.sampling, draft.width)` (line 9)"
     )
     assert found[0].hint == (
-        "put it into `accept`, else of `if uses_greedy(batch.sampling, draft.width)`, "
-        f"now at {POOL}:311"
+        "move it to where it was written, in `accept`, "
+        f"else of `if uses_greedy(batch.sampling, draft.width)`: {POOL}:311"
     )
 
 
@@ -94,6 +96,30 @@ def test_one_reworded_line_beside_the_hunk_is_enough_and_the_guard_sees_it(
     assert code == 0
     assert codes(found) == ["error E311"]
     assert "else of `if uses_greedy" in found[0].message
+
+
+@pytest.mark.wheel
+def test_on_upstream_s_own_text_the_guard_names_the_wrong_branch(tmp_path: Path) -> None:
+    """One reworded argument in the greedy call sends the hunk into the next branch's equal call."""
+    _, wheel, _ = release.fetch(tmp_path)
+    with ZipFile(wheel) as archive:
+        written = archive.read("sglang/srt/speculative/eagle_utils.py").decode()
+    last = "            topk=verify_input.tree_topk,\n"
+    patched = written.replace(last, last + "            deterministic=True,\n", 1)
+    argument = "            target_predict=target_predict,\n" + last
+    onto = written.replace(
+        argument, argument.replace("=target_predict", "=target_predict.int()"), 1
+    )
+    assert written.count(argument) == 2
+
+    code, landed = gnu_patch(tmp_path, written, patched, onto)
+    found = look(written, patched, onto, landed)
+
+    assert code == 0
+    compile(landed, POOL, "exec")
+    assert codes(found) == ["error E311"]
+    assert "written in `eagle_sample`, `if _verify_uses_greedy(" in found[0].message
+    assert "landed in `eagle_sample`, `if _can_use_sparse_uno_tree_target_samp" in found[0].message
 
 
 POOLS = """
@@ -362,7 +388,7 @@ def test_removed_lines_are_looked_at_too() -> None:
     found = look(POOLS, patched, onto, merged)
 
     assert codes(found) == ["error E311"]
-    assert "the file before the patch, which it removes," in found[0].message
+    assert "the removal of line 9 of the unpatched file was written in" in found[0].message
     assert "`Pool.store`, but landed in `PoolFP4.store`" in found[0].message
 
 
@@ -395,7 +421,7 @@ def test_an_orphan_of_a_list_is_found_though_the_file_compiles() -> None:
     found = look(written, patched, onto, merged)
 
     assert codes(found) == ["error E311"]
-    assert "written in module level" in found[0].message
+    assert "written at module level" in found[0].message
     assert "landed in `known`" in found[0].message
 
 
@@ -489,3 +515,43 @@ def test_gnu_patch_is_there_to_be_tested_against() -> None:
     version = subprocess.run(["patch", "--version"], capture_output=True, text=True, check=True)
 
     assert version.stdout.startswith("GNU patch")
+
+
+def test_a_method_that_falls_into_another_one_takes_over_its_end() -> None:
+    ours = "    def ours(self):\n        return 1\n\n"
+    patched = POOLS.replace("    def store", ours + "    def store", 1)
+    onto = "VERSION = 2\n" + POOLS
+    line = "        self.keys[index] = keys\n"
+    merged = onto.replace(line, line + "\n" + ours, 1)
+
+    found = look(POOLS, patched, onto, merged)
+
+    assert codes(found) == ["error E311", "error E317", "error E317"]
+    assert found[0].message == (
+        "the hunk at line 10 fell into the middle of `Pool.store`: "
+        "from line 14 on its lines now belong to `Pool.ours`"
+    )
+    assert [one.message.split(",")[0] for one in found[1:]] == ["uses `index`", "uses `values`"]
+
+
+def test_a_function_that_the_patch_itself_divides_is_meant() -> None:
+    line = "        self.keys[index] = keys\n"
+    patched = POOLS.replace(line, line + "\n    def ours(self, index, values):\n", 1)
+    onto = "VERSION = 2\n" + POOLS
+
+    assert look(POOLS, patched, onto, "VERSION = 2\n" + patched) == ()
+
+
+def test_code_that_upstream_moved_into_a_helper_takes_its_hunk_along(tmp_path: Path) -> None:
+    steps = "".join(f"    batch = step_{number}(batch)\n" for number in range(20))
+    written = f"def run(batch):\n    open(batch)\n{steps}    return close(batch)\n"
+    patched = written.replace("step_9(batch)\n", "step_9(batch)\n    batch = ours(batch)\n")
+    onto = (
+        f"def steps(batch):\n    mark(batch)\n{steps}    return batch\n\n\n"
+        "def run(batch):\n    open(batch)\n    batch = steps(batch)\n    return close(batch)\n"
+    )
+
+    code, landed = gnu_patch(tmp_path, written, patched, onto)
+
+    assert code == 0
+    assert codes(look(written, patched, onto, landed)) == ["warning E311"]

@@ -116,7 +116,10 @@ def test_columns_count_bytes_but_words_are_text() -> None:
 
 
 def test_a_broken_text_is_mapped_by_its_indentation() -> None:
-    text = "class A:\n    def f(self):\n        if x:\n            y(\n\nclass B:\n    async def g(self):\n        z\n"
+    text = (
+        "class A:\n    def f(self):\n        if x:\n            y(\n\n"
+        "class B:\n    async def g(self):\n        z\n"
+    )
     broken = source(text)
 
     assert broken.path(4) is None
@@ -126,8 +129,8 @@ def test_a_broken_text_is_mapped_by_its_indentation() -> None:
 
 def test_quotes_inside_of_a_string_do_not_mislead_for_long() -> None:
     text = (
-        "QUOTES = \'\"\"\"\'\n\n\n"
-        "def f():\n    \"\"\"Say\n\ndef like_this():\n\n    again.\n    \"\"\"\n    return 1\n\n\n"
+        'QUOTES = \'"""\'\n\n\n'
+        'def f():\n    """Say\n\ndef like_this():\n\n    again.\n    """\n    return 1\n\n\n'
         "def g():\n    if QUOTES:\n        return 2\n"
     )
 

@@ -23,7 +23,8 @@ def test_a_merge_that_leaves_half_a_statement_is_an_error_at_its_line() -> None:
 
 
 def test_two_clean_deletions_that_empty_a_body_are_found(tmp_path: Path) -> None:
-    written = "def run(x):\n    if x:\n        a(x)\n        # why\n        # so\n        b(x)\n    c(x)\n"
+    body = "        a(x)\n        # why\n        # so\n        b(x)\n"
+    written = f"def run(x):\n    if x:\n{body}    c(x)\n"
     patched = written.replace("        a(x)\n", "")
     onto = written.replace("        b(x)\n", "")
 

@@ -5,14 +5,17 @@ comparable with `git rebase`. A step with an `error` finding has failed all the 
 and nothing is written or shipped from it.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import PurePosixPath
 
+from elsa_build.diagnostics import Diagnostic
 from elsa_build.git.door import Git
-from elsa_build.git.objects import TREE, Change
+from elsa_build.git.objects import SYMLINK, TREE, Change
 from elsa_build.model import Oid, Outcome, Replay, Step
-from elsa_build.patches.guards.run import FileChange, examine
+from elsa_build.patches.contracts import new_callers
+from elsa_build.patches.guards.run import FileChange, ModuleIndex, examine
 from elsa_build.patches.replay import change_of
 from elsa_build.progress import SILENT, Progress
 
@@ -20,18 +23,31 @@ from elsa_build.progress import SILENT, Progress
 def guarded(git: Git, done: Replay, *, progress: Progress = SILENT) -> Replay:
     """Return the replay with the guards' findings on every step that applied."""
     before = git.commit(done.onto).tree
+    bases = {step.patch.base for step in done.steps if step.patch.base}
+    callers: dict[str, tuple[Diagnostic, ...]] = {}
+    index = ModuleIndex()
+    for base in bases:
+        callers |= new_callers(git, done, base, index)
     steps: list[Step] = []
     with progress.task("guards", total=len(done.steps)) as advance:
         for step in done.steps:
             if step.outcome is Outcome.CLEAN:
                 after = _Tree(git, step.tree)
                 files = _files(git, step, _Tree(git, before), after)
-                steps.append(replace(step, findings=(*step.findings, *examine(files, after))))
+                found = (_addressed(f, step) for f in examine(files, after, index=index))
+                known = callers.get(step.patch.id, ())
+                steps.append(replace(step, findings=(*step.findings, *found, *known)))
             else:
                 steps.append(step)
             before = step.tree
             advance(1)
     return replace(done, steps=tuple(steps))
+
+
+def _addressed(found: Diagnostic, step: Step) -> Diagnostic:
+    """Put the patch's id into a hint: a guard sees files, not patches."""
+    hint = found.hint and re.sub(r"\bID\b", step.patch.id, found.hint)
+    return replace(found, hint=hint)
 
 
 class _Tree:
@@ -54,6 +70,8 @@ def _files(git: Git, step: Step, before: _Tree, after: _Tree) -> Iterable[FileCh
     change, _ = change_of(git, step.patch)
     blob = git.objects.blob
     for old_path, old, new in change:
+        if SYMLINK in {entry.mode for entry in (old, new) if entry}:
+            continue  # its text is a path, whatever its name ends in
         path = _landed(Change(old_path, old, new), step.paths)
         yield FileChange(
             path=path,

@@ -39,12 +39,14 @@ def check(view: View, pairs: Pairing) -> Iterator[Diagnostic]:
             if (written, landed) in said:
                 continue
             said.add((written, landed))
-            where = "patched file" if added else "file before the patch, which it removes,"
+            what = f"the hunk at line {written_line} of the patched file"
+            if not added:
+                what = f"the removal of line {written_line} of the unpatched file"
             yield Diagnostic(
                 code=CODE,
                 severity=found.severity,
-                message=f"the hunk at line {written_line} of the {where} was written in {written}, "
-                f"but landed in {landed} (line {landed_line}){_why(found)}",
+                message=f"{what} was written {written}, "
+                f"but landed {landed} (line {landed_line}){_why(found)}",
                 path=view.path,
                 line=landed_line if added else after_line(view.got, landed_line),
                 hint=_hint(found, view.path),
@@ -133,5 +135,5 @@ def _why(found: Misplaced) -> str:
 
 def _hint(found: Misplaced, path: str) -> str:
     if found.home is not None and found.severity is Severity.ERROR:
-        return f"put it into {words(found.written)}, now at {path}:{found.home.head}"
+        return f"move it to where it was written, {words(found.written)}: {path}:{found.home.head}"
     return "elsa-build patch show ID"

@@ -47,7 +47,7 @@ def words(path: Path) -> str:
     names = [frame.key for frame in path if frame.kind in SCOPES]
     inner = max((at for at, frame in enumerate(path) if frame.kind in SCOPES), default=-1)
     branches = [frame.block.words for frame in path[inner + 1 :]]
-    return ", ".join([f"`{'.'.join(names)}`" if names else "module level", *branches])
+    return ", ".join([f"in `{'.'.join(names)}`" if names else "at module level", *branches])
 
 
 class Surveyor:
