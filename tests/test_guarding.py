@@ -41,7 +41,7 @@ def test_a_caller_that_upstream_added_is_named(story, base):
     step = guard(story, base, onto, patch)
 
     (found,) = step.findings
-    assert (found.code, found.path, found.line) == ("E318", "python/pkg/slots.py", 10)
+    assert (found.code, found.path, found.line) == ("E318", "python/pkg/slots.py", 11)
     assert "`take_slot` in `Slots.load_from_linker`" in found.message
     assert not step.failed
 

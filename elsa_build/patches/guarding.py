@@ -8,11 +8,10 @@ and nothing is written or shipped from it.
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import PurePosixPath
 
 from elsa_build.diagnostics import Diagnostic
 from elsa_build.git.door import Git
-from elsa_build.git.objects import SYMLINK, TREE, Change
+from elsa_build.git.objects import SYMLINK, TREE
 from elsa_build.model import Oid, Outcome, Replay, Step
 from elsa_build.patches.contracts import new_callers
 from elsa_build.patches.guards.run import FileChange, ModuleIndex, examine
@@ -69,22 +68,24 @@ class _Tree:
 def _files(git: Git, step: Step, before: _Tree, after: _Tree) -> Iterable[FileChange]:
     change, _ = change_of(git, step.patch)
     blob = git.objects.blob
+    own = {path for path, _, _ in change}
+    strangers = [path for path in step.paths if path not in own]
     for old_path, old, new in change:
         if SYMLINK in {entry.mode for entry in (old, new) if entry}:
             continue  # its text is a path, whatever its name ends in
-        path = _landed(Change(old_path, old, new), step.paths)
+        patched = blob(new.oid) if new else None
+        path = old_path
+        if patched is not None and strangers and after.read(old_path) is None:
+            path = max(strangers, key=lambda there: _alike(patched, after.read(there) or b""))
         yield FileChange(
             path=path,
             written=blob(old.oid) if old else None,
-            patched=blob(new.oid) if new else None,
+            patched=patched,
             onto=before.read(path),
             merged=after.read(path),
         )
 
 
-def _landed(change: Change, touched: tuple[str, ...]) -> str:
-    """Return where a change ended up: its own path, or the one that git followed it to."""
-    if change.path in touched or change.new is None:
-        return change.path
-    name = PurePosixPath(change.path).name
-    return next((path for path in touched if PurePosixPath(path).name == name), change.path)
+def _alike(one: bytes, other: bytes) -> int:
+    """Return how many different lines two texts share: where git moved a file to."""
+    return len(set(one.split(b"\n")) & set(other.split(b"\n")))
