@@ -104,7 +104,7 @@ class Git:
             self._env["GIT_OBJECT_DIRECTORY"] = str(objects)
             readable = ":".join(f'"{folder}"' for folder in (own, *also))
             self._env["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = readable
-        self._objects_path = own
+        self.objects_folder = own
         self.objects = ObjectStore(self.command("cat-file", "--batch"), self._env, objects or own)
 
     def __enter__(self) -> Self:
@@ -290,8 +290,8 @@ class Git:
         The objects of the repositories in `also` can be read too.
         """
         with tempfile.TemporaryDirectory(prefix="elsa-objects-", dir=_fast_folder()) as folder:
-            others = [other._objects_path for other in also]
-            inner = Quarantine(self.path, Path(folder), self._objects_path, others)
+            others = [other.objects_folder for other in also]
+            inner = Quarantine(self.path, Path(folder), self.objects_folder, others)
             try:
                 yield inner
             finally:
