@@ -27,10 +27,13 @@ from elsa_build.model import (
     Status,
 )
 from elsa_build.patches import editing, probes, seriestext
+from elsa_build.patches.absorption import judge
 from elsa_build.patches.guarding import guarded
 from elsa_build.patches.history import UpstreamCommit, between
 from elsa_build.patches.mail import write as as_mail
 from elsa_build.patches.replay import replay
+from elsa_build.patches.review import Review, Revision
+from elsa_build.patches.reviewing import review
 from elsa_build.patches.seriesfile import NAME
 from elsa_build.progress import SILENT, Progress
 from elsa_build.upstream import lock as locks
@@ -80,11 +83,17 @@ def find_onto(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebased:
-    """A series on another upstream. `base` is the pin's commit, `probes` the claims that fail."""
+    """A series on another upstream.
 
-    base: Oid
+    `base` is what is pinned, `history` upstream's steps from there, oldest first; `probes` are the
+    patches' claims that do not hold on `onto`.
+    """
+
+    base: Revision
+    pin: Pin
     onto: Onto
     series: Series
+    history: tuple[UpstreamCommit, ...]
     done: Replay
     probes: tuple[Diagnostic, ...] = ()
 
@@ -100,20 +109,50 @@ def rebased(
     """Replay the project's series (a recipe's, or all patchsets) on `onto`; guard and probe it."""
     lock = project.read_lock(root)
     series = project.read_series(root, recipe.patchsets if recipe else None)
-    pinned = project.pinned_repository(lock, progress)
+    pinned = project.pinned_repository(lock, progress, series)
     with Git(pinned) as old, Git(onto.repository) as new, new.quarantine(old) as inner:
         done = guarded(inner, replay(inner, series, onto.commit, progress=progress))
+        history = _history(inner, lock.pin.commit, onto)
+        done = _judged(inner, done, history, recipe)
         standing = [step.patch for step in done.steps if step.commit]
         yield (
             Rebased(
-                base=lock.pin.commit,
+                base=Revision(name=lock.pin.ref, commit=lock.pin.commit),
+                pin=lock.pin,
                 onto=onto,
                 series=series,
+                history=history,
                 done=done,
                 probes=probes.examine(inner.objects, done.tree, standing),
             ),
             inner,
         )
+
+
+def _judged(
+    git: Git, done: Replay, history: Sequence[UpstreamCommit], recipe: Recipe | None
+) -> Replay:
+    """Return the replay with a verdict on each step: how much of it upstream already has."""
+    verdicts = judge(git, done, history, arch=recipe.arch if recipe else "sm_120")
+    steps = (replace(step, absorption=verdicts.get(step.patch.id)) for step in done.steps)
+    return replace(done, steps=tuple(steps))
+
+
+def reviewed(
+    found: Rebased, quarantine: Quarantine, *, now: str, progress: Progress = SILENT
+) -> Review:
+    """Return what a reviewer needs of a rebase; `now` is ISO 8601 with an offset."""
+    return review(
+        quarantine,
+        found.done,
+        series=found.series.name,
+        base=found.base,
+        onto=found.onto.ref,
+        now=now,
+        pin=found.pin,
+        history=found.history,
+        progress=progress,
+    )
 
 
 # --- keeping it ---------------------------------------------------------------------------------
@@ -202,22 +241,25 @@ def picks(git: Git, commits: Sequence[Oid], patchset: str = "picks") -> Series:
 
 
 def steps_between(
-    root_lock: locks.Lock, onto: Onto, *, progress: Progress = SILENT
+    lock: locks.Lock, onto: Onto, *, progress: Progress = SILENT
 ) -> tuple[UpstreamCommit, ...]:
     """Return upstream's steps from the pin to `onto`: its commits, or for releases the one jump."""
-    pinned = project.pinned_repository(root_lock, progress)
+    pinned = project.pinned_repository(lock, progress)
     with Git(pinned) as old, Git(onto.repository) as new, new.quarantine(old) as git:
-        base = root_lock.pin.commit
-        if git.run("merge-base", "--is-ancestor", base, onto.commit, ok=(0, 1, 128))[0] == 0:
-            return between(git, base, onto.commit)
-        commit = git.commit(onto.commit)
-        changes = tuple(git.objects.changes(git.commit(base).tree, commit.tree))
-        return (
-            UpstreamCommit(
-                oid=onto.commit,
-                author=commit.author.name,
-                date=onto.pin.date if onto.pin else "",
-                message=commit.message,
-                changes=changes,
-            ),
-        )
+        return _history(git, lock.pin.commit, onto)
+
+
+def _history(git: Git, base: Oid, onto: Onto) -> tuple[UpstreamCommit, ...]:
+    if git.run("merge-base", "--is-ancestor", base, onto.commit, ok=(0, 1, 128))[0] == 0:
+        return between(git, base, onto.commit)
+    commit = git.commit(onto.commit)
+    changes = tuple(git.objects.changes(git.commit(base).tree, commit.tree))
+    return (
+        UpstreamCommit(
+            oid=onto.commit,
+            author=commit.author.name,
+            date=onto.pin.date if onto.pin else "",
+            message=commit.message,
+            changes=changes,
+        ),
+    )

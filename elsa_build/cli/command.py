@@ -59,7 +59,7 @@ class Result:
     view: str | Callable[[], "RenderableType"] = ""
     closing: str = ""
     status: str = "ok"
-    code: ExitCode = ExitCode.OK
+    code: int = ExitCode.OK
     diagnostics: tuple[Diagnostic, ...] = field(default=())
 
 

@@ -20,13 +20,16 @@ COMMANDS = {
     "patch": "Show and edit the patches that we carry.",
     "apply": "Replay the series on the pin; write it to a folder or a branch.",
     "cherry-pick": "Pick upstream commits onto our stack and keep those that apply as patches.",
+    "nightly": "See what upstream did since the pin, and what it took back of ours.",
     "rebase": "Replay the series on another upstream and report every patch.",
     "forecast": "Name the first upstream commit that breaks each patch, and what it did.",
+    "report": "Render what `rebase --report` saved; no repository and no network is needed.",
     "recipe": "Show what a recipe resolves to.",
     "dockerfile": "Render the Dockerfile that puts the overlay image on a base.",
     "image": "Build a tagged image from the pin, the series and a recipe.",
     "image-diff": "Show what a host that has A must pull to get B, and which input is the reason.",
     "verify": "Compare the files inside an image with what its record and its labels say.",
+    "ci": "Rebuild on the newest upstream, and tell of it once.",
 }
 """Every command, in the order of `--help`, with the first line of its own help.
 

@@ -1,5 +1,7 @@
 """`elsa-build rebase`: what another upstream does to the series; with --write, move there."""
 
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,13 +11,14 @@ from elsa_build.cli.app import app
 from elsa_build.cli.command import Result, Session, command
 from elsa_build.errors import ExitCode, UsageError
 from elsa_build.model import Recipe
-from elsa_build.reports import plain, terminal
+from elsa_build.reports import forms, plain, terminal
 
 
 @command(
     app,
     "rebase",
-    example="elsa-build rebase --onto v0.5.23\nelsa-build rebase --onto nightly --write",
+    example="elsa-build rebase --onto v0.5.23 --report out\n"
+    "elsa-build rebase --onto nightly --write",
 )
 def rebase(
     session: Session,
@@ -27,6 +30,10 @@ def rebase(
     ] = None,
     recipe: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only its patchsets (default: all)")
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write the reports: HTML, Markdown, SARIF, JUnit, ..."),
     ] = None,
     write: Annotated[
         bool, typer.Option("--write", help="Move the patchsets and the lock, if all is well")
@@ -57,9 +64,14 @@ def rebase(
         elif write:
             rebasing.write(session.root, found, quarantine)
             closing = "patchsets and lock moved; next: elsa-build check, then git diff"
+        if report and not dry_run:
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            seen = rebasing.reviewed(found, quarantine, now=now, progress=session.progress)
+            forms.store(report, seen)
+            closing += f"\nreports: {report / forms.FILES[forms.Form.HTML]}"
     return Result(
         data={
-            "base": found.base,
+            "base": found.base.commit,
             "ref": onto,
             "written": write and done.clean,
             **plain.replay(done),

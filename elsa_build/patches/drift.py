@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from elsa_build.git.door import Git
-from elsa_build.git.objects import Entry
 from elsa_build.model import Oid, Step
 from elsa_build.patches.replay import change_of
 from elsa_build.patches.standalone import trees
@@ -134,5 +133,4 @@ def _hunks(diff: str) -> Iterator[tuple[str, int, str]]:
 
 def mini(git: Git, tree: Oid, paths: Iterable[str]) -> Oid:
     """Return a tree of just these paths of another one; absent ones are left out."""
-    found: dict[str, Entry | None] = {path: git.objects.find(tree, path) for path in paths}
-    return git.objects.edit(None, {path: entry for path, entry in found.items() if entry})
+    return git.objects.edit(None, {path: git.objects.find(tree, path) for path in paths})

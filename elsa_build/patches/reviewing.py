@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from elsa_build import __version__
+from elsa_build.diagnostics import errors
 from elsa_build.git.door import Git
 from elsa_build.model import Pin, Replay, Step
 from elsa_build.patches.causes import Tracer
@@ -121,6 +122,9 @@ def _commands(step: Step, found: Sequence[Site], onto: str) -> Iterator[Command]
     if step.blocked_by:
         first = f"elsa-build resolve {shlex.quote(step.blocked_by)} {where}"
         yield Command(does=f"settle {step.blocked_by} first", line=first)
+    if step.proposal and not step.commit and not errors(step.proposal.findings):
+        line = f"elsa-build resolve {name} {where} --accept"
+        yield Command(does="take the proposal, if it is right", line=line)
     if found:
         yield Command(
             does="open the conflict in a work tree", line=f"elsa-build resolve {name} {where}"

@@ -1,5 +1,6 @@
 """The places where one step conflicts, each with what surrounds it and who changed it upstream."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -10,11 +11,12 @@ from elsa_build.model import Conflict, Oid, Region, Step
 from elsa_build.patches.causes import Deed, Spot, Tracer, before, file_lines
 from elsa_build.patches.diffparse import DiffError
 from elsa_build.patches.guards.linediff import hunks
-from elsa_build.patches.guards.scopes import indented
 from elsa_build.patches.replay import change_of
 from elsa_build.patches.review import Around, Site
 from elsa_build.patches.standalone import trees
 
+_DEFINITION = re.compile(r"(?:async +)?(?:def|class) +(\w+)")
+_HEADING = re.compile(r"[^\W\d]|\$")
 CONTEXT = 3
 """Lines above and below a region."""
 
@@ -159,17 +161,31 @@ def _around(lines: Sequence[str], start: int, stop: int, shown: int) -> Around:
 def scope(path: str, lines: Sequence[str], line: int) -> str:
     """Return the class and function around a line (1-based), '' at module level.
 
-    Only for Python; elsewhere the last line above that begins with a letter, as git does.
+    For Python by indentation, since a text in conflict need not parse; elsewhere the last line
+    above that begins like a name, as git does.
     """
-    if not lines:
-        return ""
-    if path.endswith((".py", ".pyi")):
-        at = min(line, len(lines))
-        while at > 1 and not lines[at - 1].strip():
-            at -= 1
-        return ".".join(block.key for block in indented(lines, at))
     above = lines[: min(line, len(lines))]
-    return next((text.strip() for text in reversed(above) if text[:1].isalpha()), "")
+    if path.endswith((".py", ".pyi")):
+        return ".".join(reversed(tuple(_around_python(above))))
+    return next((text.strip() for text in reversed(above) if _HEADING.match(text)), "")
+
+
+def _around_python(above: Sequence[str]) -> Iterator[str]:
+    """Yield the names of the definitions around the last line, innermost first."""
+    limit: int | None = None
+    for text in reversed(above):
+        bare = text.lstrip()
+        # A closing bracket may stand further out than what it closes.
+        if not bare or bare[0] in ")]}":
+            continue
+        indent = len(text) - len(bare)
+        if limit is None or indent < limit:
+            found = _DEFINITION.match(bare)
+            if found:
+                yield found[1]
+            limit = indent
+        if not limit:
+            return
 
 
 def _folder(path: str) -> str:

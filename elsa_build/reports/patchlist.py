@@ -28,6 +28,7 @@ def document(patch: Patch) -> dict[str, Any]:
         "why": patch.why,
         "base": patch.base,
         "origin": {"commit": patch.origin.commit, "pr": patch.origin.pr},
+        "unresolved": patch.unresolved,
         "drop_when": patch.drop_when,
         "requires": list(patch.requires),
         "conflicts_with": list(patch.conflicts_with),
@@ -50,11 +51,16 @@ def table(series: Series) -> "RenderableType":
             text.append(f"{patchset}\n", style="bold")
         sign, style = SIGNS[patch.status]
         text.append(f"{sign} {patch.id:{ids}}", style=style)
-        text.append(f"  {patch.kind:11}  {patch.status:9}  {patch.subject}\n")
+        number = f"#{patch.origin.pr}: " if patch.unresolved else ""
+        text.append(f"  {patch.kind:11}  {patch.status:9}  {number}{patch.subject}\n")
     counts = dict.fromkeys(Status, 0)
     for patch in series.patches:
         counts[patch.status] += 1
-    text.append(", ".join(f"{count} {status}" for status, count in counts.items() if count))
+    totals = [f"{count} {status}" for status, count in counts.items() if count]
+    waiting = sum(patch.unresolved for patch in series.patches)
+    if waiting:
+        totals.append(f"{waiting} of them without a commit yet (unresolved)")
+    text.append(", ".join(totals))
     return text
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from elsa_build.diagnostics import Diagnostic
-from elsa_build.model import Conflict, Replay, Step
+from elsa_build.model import Absorption, Conflict, Proposal, Replay, Step
 
 
 def replay(done: Replay) -> dict[str, Any]:
@@ -31,6 +31,8 @@ def step(s: Step) -> dict[str, Any]:
         "conflicts": [conflict(c) for c in s.conflicts],
         "findings": [finding(f) for f in s.findings],
         "blocked_by": s.blocked_by,
+        "absorption": absorption(s.absorption) if s.absorption else None,
+        "proposal": proposal(s.proposal) if s.proposal else None,
     }
 
 
@@ -54,4 +56,23 @@ def finding(d: Diagnostic) -> dict[str, Any]:
         "path": d.path,
         "line": d.line,
         "hint": d.hint,
+    }
+
+
+def absorption(a: Absorption) -> dict[str, Any]:
+    """Return how much of a patch upstream has, and why we think so."""
+    return {
+        "verdict": str(a.verdict),
+        "evidence": list(a.evidence),
+        "commits": list(a.commits),
+    }
+
+
+def proposal(p: Proposal) -> dict[str, Any]:
+    """Return a proposal: its tree, how it was made, what the guards say of it."""
+    return {
+        "tree": p.tree,
+        "how": list(p.how),
+        "paths": list(p.paths),
+        "findings": [finding(f) for f in p.findings],
     }

@@ -40,12 +40,8 @@ def dump(value: object) -> Any:  # noqa: ANN401 - JSON values
     match value:
         case None | bool() | int():
             return value
-        case StrEnum():
-            return str(value)
-        case Path():
-            return _text(value.as_posix())
-        case str():
-            return _text(value)
+        case Path() | str():
+            return _text(str(value))
         case bytes():
             return _bytes(value)
         case tuple():
@@ -137,24 +133,28 @@ def _load_fields(kind: Any, value: object, place: str) -> object:  # noqa: ANN40
 
 
 def _load_text(kind: type, value: object, place: str) -> object:
-    raw: bytes | None = None
-    match value:
-        case {"base64": str(coded)} if len(value) == 1:
-            try:
-                raw = base64.b64decode(coded, validate=True)
-            except binascii.Error as e:
-                raise MismatchError(f"{place}: is not base64") from e
-        case str():
-            pass
-        case _:
-            raise MismatchError(f"{place}: must be text")
+    raw = _raw(value, place)
     if kind is bytes:
-        return value.encode() if isinstance(value, str) else raw
-    text = value if isinstance(value, str) else (raw or b"").decode("utf-8", "surrogateescape")
+        return raw
+    text = raw.decode("utf-8", "surrogateescape")
     try:
         return kind(text)
     except ValueError as e:
         raise MismatchError(f"{place}: unknown word '{text}'") from e
+
+
+def _raw(value: object, place: str) -> bytes:
+    """Return the bytes of a text in either form."""
+    try:
+        if isinstance(value, str):
+            return value.encode()
+        if isinstance(value, dict) and value.keys() == {"base64"}:
+            return base64.b64decode(value["base64"], validate=True)
+    except (binascii.Error, TypeError) as e:
+        raise MismatchError(f"{place}: is not base64") from e
+    except UnicodeEncodeError as e:
+        raise MismatchError(f"{place}: holds half a character") from e
+    raise MismatchError(f"{place}: must be text")
 
 
 @functools.cache
@@ -174,8 +174,7 @@ def _present(kind: Any) -> Any:  # noqa: ANN401 - any annotation
 
 def _optional(field: "dataclasses.Field[Any]") -> bool:
     return (
-        field.default is not dataclasses.MISSING
-        or field.default_factory is not dataclasses.MISSING
+        field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from elsa_build.diagnostics import Severity
-from elsa_build.model import Conflict, Outcome, Replay, Step
+from elsa_build.model import Conflict, Outcome, Replay, Step, Verdict
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -63,6 +63,9 @@ def _line(step: Step, width: int) -> "Text":
 def _details(step: Step) -> Iterator["Text"]:
     from rich.text import Text  # noqa: PLC0415
 
+    if step.absorption and step.absorption.verdict is not Verdict.CARRIED:
+        yield Text(f"\n{step.patch.id}: {step.absorption.verdict}", style="bold blue")
+        yield from (Text(f"  {line}") for line in step.absorption.evidence)
     for conflict in step.conflicts:
         yield Text(f"\n{step.patch.id}: {conflict.path}: {conflict.reason}", style="bold")
         yield from _regions(conflict)
