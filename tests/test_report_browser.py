@@ -1,16 +1,21 @@
-"""The page in a real browser: at a phone's width and a desk's, light and dark, nothing overflows."""
+"""The page in a real browser, at a phone's width and a desk's, light and dark."""
 
+import dataclasses
 import html as escaping
+import json
 import re
 import shutil
 import subprocess
+import zlib
 
 import pytest
 
 from elsa_build.reports import html
 from tests.reporting import example
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -50,8 +55,6 @@ def chromium(folder, *flags):
 
 def measured(folder, width, page):
     """Return what the browser says of a page in a frame of that width."""
-    import json
-
     wrapper = folder / "frame.html"
     wrapper.write_text(MEASURE.format(width=width, page=escaping.escape(page)), encoding="utf-8")
     ran = chromium(folder, f"--window-size={max(width, 500)},900", "--dump-dom", wrapper.as_uri())
@@ -60,7 +63,9 @@ def measured(folder, width, page):
 
 @pytest.mark.parametrize(("width", "columns"), [(390, 1), (899, 1), (900, 2), (1400, 2)])
 def test_nothing_overflows_every_link_has_a_place_and_the_columns_fold(tmp_path, width, columns):
-    scroll, links, dead, wide, unreachable, split = measured(tmp_path, width, html.render(example()))
+    scroll, links, dead, wide, unreachable, split = measured(
+        tmp_path, width, html.render(example())
+    )
 
     assert scroll <= width
     assert wide == []
@@ -71,9 +76,7 @@ def test_nothing_overflows_every_link_has_a_place_and_the_columns_fold(tmp_path,
 
 
 def test_a_line_without_a_blank_does_not_widen_a_phone(tmp_path):
-    import dataclasses
-
-    step, case = next(row for row in example().rows if row[1].sites and row[1].sites[0].region)
+    case = next(c for c in example().cases if c.sites and c.sites[0].region)
     site = case.sites[0]
     region = dataclasses.replace(site.region, theirs="x" * 900 + "\n", ours="y" * 900 + "\n")
     path = "python/" + "a" * 300 + ".py"
@@ -106,8 +109,6 @@ def test_a_screenshot_is_of_the_scheme_that_was_asked_for(tmp_path, width, schem
 
 def first_row(png):
     """Return the bytes of the first line of pixels of a PNG."""
-    import zlib
-
     at, packed = 8, b""
     while at < len(png):
         size = int.from_bytes(png[at : at + 4], "big")
@@ -115,9 +116,10 @@ def first_row(png):
             packed += png[at + 8 : at + 8 + size]
         at += size + 12
     width = int.from_bytes(png[16:20], "big")
-    # Each line begins with a filter byte; the first line is plain or has one value repeated.
-    line = bytearray(zlib.decompress(packed)[: 1 + 3 * width])
-    if line[0] == 1:
-        for i in range(4, len(line)):
-            line[i] = (line[i] + line[i - 3]) % 256
-    return bytes(line[1:])
+    size = {2: 3, 6: 4}[png[25]]
+    line = bytearray(zlib.decompress(packed)[: 1 + size * width])
+    # The first byte is the filter; above the first line all is 0, so Paeth is Sub and Up is none.
+    share = {0: 0, 1: 1, 2: 0, 3: 0.5, 4: 1}[line[0]]
+    for i in range(1 + size, len(line)):
+        line[i] = (line[i] + int(line[i - size] * share)) % 256
+    return bytes(byte for i, byte in enumerate(line[1:]) if i % size < 3)

@@ -86,7 +86,7 @@ def test_a_comment_always_fits_and_says_what_it_leaves_out(count, lines):
     shown = text.count("<details>")
     assert text.count("</details>") == shown
     if shown < count:
-        assert f"{count - shown} without their diffs" in text
+        assert f"{count - shown} without a section" in text
         assert "`elsa-build report FILE --format html`" in text
 
 
@@ -104,7 +104,7 @@ def test_a_link_to_a_pull_request_leaves_no_mark_on_it():
 def outside_code(text):
     """Return Markdown without its fenced blocks and code spans."""
     text = re.sub(r"(?ms)^(`{3,})[a-z]*\n.*?^\1$", "", text)
-    return re.sub(r"(?s)(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)", "", text)
+    return re.sub(r"(?s)(?<![`\\])(`+)(?!`).+?(?<!`)\1(?!`)", "", text)
 
 
 @FEW
@@ -130,7 +130,9 @@ def test_a_fence_in_a_diff_does_not_end_the_fence(text):
 
 
 def test_a_bar_in_a_name_does_not_end_a_cell():
-    row = next(line for line in markdown.render(filled(example(), "a|b")).split("\n") if "\\|" in line)
+    lines = markdown.render(filled(example(), "a|b")).split("\n")
+
+    row = next(line for line in lines if line.startswith("| `a"))
 
     assert len(re.findall(r"(?<!\\)\|", row)) == 5
 
@@ -150,9 +152,7 @@ def test_an_annotation_stands_at_the_patchs_entry_and_names_upstreams_line():
 def test_what_would_end_or_split_an_annotation_is_escaped():
     line = github.annotation("error", "50%\r\n::x", file="a,b:c.yaml", line=3, title="t,%:\n")
 
-    assert line == (
-        "::error file=a%2Cb%3Ac.yaml,line=3,title=t%2C%25%3A%0A::50%25%0D%0A::x"
-    )
+    assert line == ("::error file=a%2Cb%3Ac.yaml,line=3,title=t%2C%25%3A%0A::50%25%0D%0A::x")
 
 
 @pytest.mark.parametrize(("count", "lines"), [(0, 0), (1, 1), (10, 10), (11, 10), (300, 10)])
@@ -244,7 +244,8 @@ def test_a_result_keeps_its_identity_when_lines_move():
             dataclasses.replace(
                 site,
                 line=site.line and site.line + 100,
-                region=site.region and dataclasses.replace(site.region, line=site.region.line + 100),
+                region=site.region
+                and dataclasses.replace(site.region, line=site.region.line + 100),
             )
             for site in case.sites
         )
@@ -303,9 +304,7 @@ def test_an_accepted_proposal_is_no_failure():
         else step
         for step in example().done.steps
     )
-    review = dataclasses.replace(
-        example(), done=dataclasses.replace(example().done, steps=steps)
-    )
+    review = dataclasses.replace(example(), done=dataclasses.replace(example().done, steps=steps))
 
     suite = ET.fromstring(junit.render(review))
 

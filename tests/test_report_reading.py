@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from elsa_build.errors import ConfigError, ExitCode, ToolError
 from elsa_build.model import Mail, Signature, Verdict
@@ -142,7 +143,7 @@ def test_a_folder_of_reports_is_read_by_its_review(tmp_path):
 
 
 def test_a_missing_file_is_named():
-    with pytest.raises(ConfigError, match="nowhere.json: no such file or directory"):
+    with pytest.raises(ConfigError, match=r"nowhere\.json: no such file or directory"):
         reading.read(Path("nowhere.json"))
 
 
@@ -158,48 +159,23 @@ def test_a_disk_that_refuses_is_told_and_leaves_what_was_there(tmp_path):
 # --- the schema -------------------------------------------------------------------------------
 
 
-def complaints(value, schema, defs, place="$"):
-    """Yield what a JSON value breaks of the few schema words that we write."""
-    if "$ref" in schema:
-        yield from complaints(value, defs[schema["$ref"].rpartition("/")[2]], defs, place)
-    if "anyOf" in schema and all(any(complaints(value, s, defs)) for s in schema["anyOf"]):
-        yield f"{place}: none of them"
-    if "const" in schema and value != schema["const"]:
-        yield f"{place}: not {schema['const']}"
-    if "enum" in schema and value not in schema["enum"]:
-        yield f"{place}: not one of {schema['enum']}"
-    kinds = {"string": str, "integer": int, "boolean": bool, "object": dict, "array": list}
-    if "type" in schema and schema["type"] == "null":
-        if value is not None:
-            yield f"{place}: not null"
-    elif "type" in schema and type(value) is not kinds[schema["type"]]:
-        yield f"{place}: not {schema['type']}"
-    elif schema.get("type") == "object":
-        known = schema["properties"]
-        yield from (f"{place}.{key}: missing" for key in schema["required"] if key not in value)
-        yield from (f"{place}.{key}: unknown" for key in value if key not in known)
-        for key in value.keys() & known.keys():
-            yield from complaints(value[key], known[key], defs, f"{place}.{key}")
-    elif schema.get("type") == "array":
-        parts = schema.get("prefixItems", [schema["items"]] * len(value))
-        for at, (item, part) in enumerate(zip(value, parts, strict=True)):
-            yield from complaints(item, part, defs, f"{place}[{at}]")
+def complaints(found):
+    """Return the places that break the schema in the docs."""
+    schema = json.loads(SCHEMA.read_text())
+    Draft202012Validator.check_schema(schema)
+    return sorted(error.json_path for error in Draft202012Validator(schema).iter_errors(found))
 
 
 def test_the_example_keeps_to_the_schema():
-    schema = json.loads(SCHEMA.read_text())
-
-    assert list(complaints(document(), schema, schema["$defs"])) == []
+    assert complaints(document()) == []
 
 
 def test_the_schema_refuses_what_a_review_has_not():
-    schema = json.loads(SCHEMA.read_text())
     found = document()
     found["review"]["colour"] = 1
     found["review"]["done"]["steps"][0]["outcome"] = "fine"
 
-    assert sorted(complaints(found, schema, schema["$defs"]))[0] == "$.review.colour: unknown"
-    assert len(list(complaints(found, schema, schema["$defs"]))) == 2
+    assert complaints(found) == ["$.review", "$.review.done.steps[0].outcome"]
 
 
 def test_every_word_of_a_closed_set_is_in_the_schema():

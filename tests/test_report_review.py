@@ -16,7 +16,7 @@ from elsa_build.reports import wording
 from tests.reporting import example
 
 NOW = "2026-03-02T06:00:00+00:00"
-CLASS = '''\
+CLASS = """\
 class Pool:
     def take(
         self,
@@ -28,7 +28,7 @@ class Pool:
 
     def give(self):
         return 0
-'''
+"""
 
 
 def made(story, base, onto, *patches, name="v2", **changed):
@@ -267,7 +267,12 @@ def test_the_headline_counts_every_way_to_fail():
 
 @pytest.mark.parametrize(
     ("path", "line", "name"),
-    [("a.py", 6, "Pool.take"), ("a.py", 9, "Pool.take"), ("a.py", 11, "Pool.give"), ("a.py", 1, "Pool")],
+    [
+        ("a.py", 6, "Pool.take"),
+        ("a.py", 9, "Pool.take"),
+        ("a.py", 11, "Pool.give"),
+        ("a.py", 1, "Pool"),
+    ],
 )
 def test_a_scope_is_the_class_and_function_around(path, line, name):
     assert scope(path, CLASS.split("\n"), line) == name

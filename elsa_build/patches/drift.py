@@ -18,7 +18,7 @@ from elsa_build.patches.standalone import trees
 Pair = tuple[Oid, Oid]
 """Two trees, before and after."""
 
-_HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+\d+(?:,\d+)? @@ ?(.*)")
+_HUNK = re.compile(r"@@ -(\d{1,9})(?:,\d+)? \+\d+(?:,\d+)? @@ ?(.*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

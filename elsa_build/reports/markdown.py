@@ -33,16 +33,18 @@ def render(review: Review, limit: int = LIMIT) -> str:
     room = limit - len(head) - len(tail) - _RESERVE
     table, left_out = _fitting([_line(review, *row) for row in rows], room)
     room -= len(table)
-    blocks, hidden = [], 0
+    blocks, short, hidden = [], 0, 0
     for step, case in rows:
-        forms = (_block(review, step, case, diffs=full) for full in (True, False))
-        block = next((form for form in forms if len(form) <= room), None)
-        if block is None:
-            hidden += 1
+        block = _block(review, step, case, diffs=True)
+        if len(block) > room:
+            block = _block(review, step, case, diffs=False)
+            short += 1
+        if len(block) > room:
+            short, hidden = short - 1, hidden + 1
             continue
         blocks.append(block)
         room -= len(block)
-    missing = _missing(left_out, hidden)
+    missing = _missing(short=short, hidden=hidden, lines=left_out)
     return f"{head}{_table_head(rows)}{table}\n{''.join(blocks)}{missing}{tail}"
 
 
@@ -104,11 +106,16 @@ def _fitting(lines: Sequence[str], room: int) -> tuple[str, int]:
     return "".join(taken), len(lines) - len(taken)
 
 
-def _missing(lines: int, blocks: int) -> str:
-    if not lines and not blocks:
+def _missing(*, short: int, hidden: int, lines: int) -> str:
+    """Return what did not fit: diffs of `short` patches, all of `hidden`, `lines` of the table."""
+    told = {
+        "without their diffs": short,
+        "without a section": hidden,
+        "not even in the table": lines,
+    }
+    parts = [f"{count} {words}" for words, count in told.items() if count]
+    if not parts:
         return ""
-    parts = [f"{blocks} without their diffs"] if blocks else []
-    parts += [f"{lines} not in the table"] if lines else []
     page = "`elsa-build report FILE --format html`"
     return f"\nToo long for a comment: {', '.join(parts)}. All of it: {page}\n"
 
@@ -141,7 +148,7 @@ def _site(review: Review, site: Site, *, diffs: bool) -> Iterator[str]:
     yield f"{_plain(wording.upstream_did(site))} {_plain(wording.patch_wants(site))}\n"
     if site.exact:
         for cause in site.causes:
-            who = f"{_code(cause.author)}, {cause.date[:10]}, {_code(cause.oid)}"
+            who = f"{_code(cause.author)}, {_plain(cause.date[:10])}, {_code(cause.oid)}"
             yield f"- {_cause(review, cause, _code)}: {who}, {cause.deed}"
     if not diffs:
         return
@@ -218,14 +225,17 @@ def _cell(text: str) -> str:
 def _html(text: str) -> str:
     """Return text for inside a tag's content."""
     line = " ".join(visible(text).split())
-    named = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    named = (
+        line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("`", "&grave;")
+    )
     return _unlinked(named)
 
 
 def _plain(text: str) -> str:
     """Return a sentence of ours that holds other people's words, with its signs escaped."""
     line = " ".join(visible(text).split())
-    return _unlinked(re.sub(r"([\\`*_{}\[\]<>()|~$])", r"\\\1", line.replace("&", "&amp;")))
+    named = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _unlinked(re.sub(r"([\\`*_{}\[\]()|~$])", r"\\\1", named))
 
 
 def _unlinked(text: str) -> str:

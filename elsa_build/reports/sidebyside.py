@@ -176,7 +176,7 @@ def _unified(lines: Sequence[str]) -> Iterator[Row]:
         line = lines[at]
         if line.startswith("diff --git "):
             in_hunk = False
-        elif found := re.match(r"@@ -\d+(?:,\d+)? \+(\d+)(?:,\d+)? @@ ?(.*)", line):
+        elif found := re.match(r"@@ -\d+(?:,\d+)? \+(\d{1,9})(?:,\d+)? @@ ?(.*)", line):
             in_hunk, number = True, int(found[1])
             yield _row(RowKind.HEADING, found[2] or f"line {number}")
         elif not in_hunk:
@@ -222,5 +222,6 @@ def of_diffs(changed: str) -> tuple[Row, ...]:
         if line == "@@":
             rows.append(_row(RowKind.GAP, ""))
         else:
-            rows.append(_row(RowKind(line[:1] or " "), line[1:]))
+            kind = RowKind(line[0]) if line[:1] in ("+", "-") else RowKind.SAME
+            rows.append(_row(kind, line[1:]))
     return tuple(rows[1:] if rows and rows[0].kind is RowKind.GAP else rows)

@@ -52,7 +52,6 @@ CODES = {
 _REASONS = {
     "contents": "both sides changed these lines",
     "add/add": "both sides added this file",
-    "modify/delete": "one side changed the file, the other deleted it",
     "rename/delete": "one side renamed the file, the other deleted it",
     "rename/rename": "both sides renamed the file, to different names",
     "rename/add": "one side renamed a file to where the other added one",
@@ -167,6 +166,11 @@ def explanation(cause: Cause) -> str:
 
 def reason(site: Site) -> str:
     """Return git's reason in a sentence, its own word where we know no better one."""
+    if site.reason == "modify/delete":
+        deleter, changer = ("the patch", "upstream")
+        if not site.patch_deletes:
+            deleter, changer = changer, deleter
+        return f"{deleter} deleted the file, {changer} changed it"
     return _REASONS.get(site.reason, site.reason)
 
 
