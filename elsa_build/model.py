@@ -137,7 +137,8 @@ class Patch:
     """One change we carry: what `series.yaml` says of it, and its file.
 
     `id` is a slug, stable for life. `line` is where its entry starts in `series.yaml`. `mail` is
-    absent only for a cherry-pick that is kept as a reference to `origin.commit`. `base` is the
+    absent only for a cherry-pick that is kept as a reference to `origin.commit`, or that waits as
+    `unresolved` until a scan has found the commit of `origin.pr`. `base` is the
     commit that its patchset was written on, when the patchset records it.
     """
 
@@ -163,6 +164,13 @@ class Patch:
     def subject(self) -> str:
         """Return the first line of the commit message, or of `why` for a reference."""
         return (self.mail.message if self.mail else self.why).partition("\n")[0]
+
+    @property
+    def unresolved(self) -> bool:
+        """Say whether only a pull request is known: a candidate with nothing to put on a tree."""
+        reference = self.kind is Kind.CHERRY_PICK and self.file is None and self.mail is None
+        known = self.origin.commit is not None or self.origin.pr is None
+        return reference and not known and self.status is Status.CANDIDATE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,6 +317,47 @@ class BuildOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Interest:
+    """What of upstream's work matters to a recipe; an empty part means the tool's own default.
+
+    `keywords` are looked for in titles and paths, `paths` are globs in upstream's tree. `without`
+    takes away: a word takes a commit by its title, a glob (with a `/`) takes a file of it.
+    """
+
+    keywords: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """What a recipe's server was seen to have: KV tokens at so many running requests.
+
+    `kv_tokens` may be rounded; `free_at_worst_mib` is the least that was free under load.
+    """
+
+    requests: int
+    kv_tokens: int
+    free_at_worst_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFacts:
+    """What `recipe explain` cannot compute and somebody has measured.
+
+    `model` is a name of ours or the path of a `config.json`. `budget_mib` is what SGLang divides
+    between states and KV cache; `load_gb` the free memory before and after loading the weights, as
+    the server's log says it. Points check the arithmetic; without a budget they give one.
+    """
+
+    model: str | None = None
+    card: str | None = None
+    budget_mib: int | None = None
+    load_gb: tuple[float, float] | None = None
+    points: tuple[Point, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """One image: what goes in, where it runs, how it is served. The result of a recipe file.
 
@@ -335,6 +384,8 @@ class Recipe:
     user: str | None = None
     health: Health = field(default_factory=Health)
     build: BuildOptions = field(default_factory=BuildOptions)
+    nightly: Interest = field(default_factory=Interest)
+    memory: MemoryFacts = field(default_factory=MemoryFacts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

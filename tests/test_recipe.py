@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from elsa_build.cli.main import app
+from elsa_build.cli import main
 from elsa_build.errors import ConfigError, UsageError
 from elsa_build.images import serving
 from elsa_build.images.recipe import find, load
@@ -270,9 +270,10 @@ def test_kernels_are_asked_for_by_the_arch_of_the_card(project, arch, listed):
 
 
 def test_recipe_show_prints_one_document(project):
+    main.load(["recipe"])
     put(project, SMALL + "serve:\n  port: 8000\n")
 
-    ran = CliRunner().invoke(app, ["recipe", "show", "--json", "-C", str(project)])
+    ran = CliRunner().invoke(main.app, ["recipe", "show", "--json", "-C", str(project)])
 
     document = json.loads(ran.stdout)
     assert document["schema"] == "elsa-build/recipe-show/1"
@@ -282,9 +283,10 @@ def test_recipe_show_prints_one_document(project):
 
 
 def test_recipe_show_reads_well(project):
+    main.load(["recipe"])
     put(project, SMALL + "serve:\n  served-model-name: my model\n")
 
-    ran = CliRunner().invoke(app, ["recipe", "show", "-C", str(project)])
+    ran = CliRunner().invoke(main.app, ["recipe", "show", "-C", str(project)])
 
     assert "tag        small-v1\n" in ran.stdout
     assert "\n    --served-model-name 'my model'\n" in ran.stdout

@@ -140,7 +140,7 @@ def test_a_patchset_is_read_whole(folder):
             30,
             "only 'present'",
         ),
-        (f'origin: {{commit: "{HEX}"}}', "origin: {pr: 1}", 36, "cherry-pick without a file"),
+        (f'origin: {{commit: "{HEX}"}}', "origin: {}", 36, "cherry-pick without a file"),
         ("status: dropped", "status: kept", 38, "file: a local needs one"),
         ("status: kept ", "status: &a kept ", 10, "anchor"),
         ("status: kept ", "status: !x kept ", 10, "tag"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from elsa_build.errors import ConfigError, UsageError
 from elsa_build.images.reference import wrong_folder, wrong_pin, wrong_tag
-from elsa_build.model import BuildOptions, Health, Recipe
+from elsa_build.model import BuildOptions, Health, Interest, MemoryFacts, Point, Recipe
 from elsa_build.strictyaml import Entry, Problems, Scalar, read
 from elsa_build.yamlform import Check, Form, nearest
 
@@ -23,6 +23,7 @@ Source: sglang v0.5.23 srt/entrypoints/http_server.py, HEALTH_CHECK_TIMEOUT.
 _DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
 _OURS = re.compile(r"org\.opencontainers\.image\.(revision|version|created|ref\.name|base\..*)")
 _FROM_MODEL = ("model", "model-path")
+_LOAD = ("begin_gb", "end_gb")
 
 
 def load(path: Path) -> Recipe:
@@ -36,7 +37,7 @@ def load(path: Path) -> Recipe:
     form = Form(read(path, problems.name), problems)
     if form.integer("version", 1) != 1:
         form.problem("version", "this elsa-build knows version 1")
-    base, build = form.form("base"), form.form("build")
+    base, build, nightly = form.form("base"), form.form("build"), form.form("nightly")
     layout, bundle = base.text("layout", check=_plain), build.text("ca_bundle", check=_plain)
     env = _pairs(form.form("env"), r"[A-Za-z_][A-Za-z0-9_]*")
     recipe = Recipe(
@@ -61,8 +62,14 @@ def load(path: Path) -> Recipe:
             pip_args=build.texts("pip_args", check=_plain),
             ca_bundle=root / bundle if bundle else None,
         ),
+        nightly=Interest(
+            keywords=nightly.texts("keywords", check=_plain),
+            paths=nightly.texts("paths", check=_plain),
+            without=nightly.texts("without", check=_plain),
+        ),
+        memory=_memory(form.form("memory")),
     )
-    for part in (base, build, form):
+    for part in (base, build, nightly, form):
         part.close()
     problems.check()
     return recipe
@@ -176,6 +183,38 @@ def _health(form: Form, env: tuple[tuple[str, str], ...]) -> Health:
         )
     form.close()
     return health
+
+
+def _memory(form: Form) -> MemoryFacts:
+    load = form.form("load")
+    found = [load.text(key, check=_like(r"[0-9]+(\.[0-9]+)?", '"31.20"')) for key in _LOAD]
+    begin, end = (float(text) if text else None for text in found)
+    load.close()
+    if (begin is None) != (end is None):
+        form.problem("load", f"needs both {' and '.join(_LOAD)}")
+    points = []
+    for entry in form.forms("points"):
+        for key in ("requests", "kv_tokens"):
+            entry.entry(key, required=True)
+        free = entry.integer("free_at_worst_mib", 0)
+        points.append(
+            Point(
+                requests=entry.integer("requests", 1, minimum=1),
+                kv_tokens=entry.integer("kv_tokens", 1, minimum=1),
+                free_at_worst_mib=free if entry.entry("free_at_worst_mib") else None,
+            )
+        )
+        entry.close()
+    budget = form.integer("budget_mib", 0, minimum=1) if form.entry("budget_mib") else None
+    facts = MemoryFacts(
+        model=form.text("model", check=_plain) or None,
+        card=form.text("card", check=_plain) or None,
+        budget_mib=budget,
+        load_gb=None if begin is None or end is None else (begin, end),
+        points=tuple(points),
+    )
+    form.close()
+    return facts
 
 
 def _typed(scalar: Scalar, word: str) -> bool:

@@ -74,7 +74,9 @@ def forecast(
             for one in found:
                 firsts.setdefault(one.patch, one)
             advance(len(part))
-    active = tuple(patch.id for patch in series.patches if patch.status in REPLAYED)
+    active = tuple(
+        patch.id for patch in series.patches if patch.status in REPLAYED and not patch.unresolved
+    )
     return Forecast(
         base=base,
         commits=len(commits),

@@ -40,7 +40,7 @@ def check(folder: Path, root: Path, git: Git | None = None) -> tuple[Diagnostic,
             Diagnostic(code="E101", severity=Severity.ERROR, message=line)
             for line in e.message.split("\n")
         )
-    findings: list[Diagnostic] = []
+    findings = [*_waiting(series)]
     for patch in series.patches:
         if patch.mail is not None and patch.file is not None:
             shown = str(patch.file.relative_to(root))
@@ -51,6 +51,20 @@ def check(folder: Path, root: Path, git: Git | None = None) -> tuple[Diagnostic,
 
 
 # --- without a repository ---------------------------------------------------------------------
+
+
+def _waiting(series: Series) -> Iterator[Diagnostic]:
+    """Yield a note that says how many references have no commit yet."""
+    numbers = [f"#{patch.origin.pr}" for patch in series.patches if patch.unresolved]
+    if numbers:
+        yield Diagnostic(
+            code="E114",
+            severity=Severity.NOTE,
+            message=f"{len(numbers)} of {len(series.patches)} unresolved, known by their pull "
+            f"requests only: {', '.join(numbers)}",
+            path=f"patchsets/{series.name}/{NAME}",
+            hint="elsa-build nightly scan",
+        )
 
 
 def _file(patch: Patch, mail: Mail, shown: str, text: bytes) -> Iterator[Diagnostic]:

@@ -9,6 +9,7 @@ afterwards, by `guarding`.
 import contextlib
 from dataclasses import dataclass, field
 
+from elsa_build.diagnostics import Diagnostic, Severity
 from elsa_build.git.door import Git
 from elsa_build.git.objects import Change
 from elsa_build.model import Oid, Outcome, Patch, Replay, Series, Signature, Status, Step
@@ -54,9 +55,10 @@ class _State:
 
     def take(self, patch: Patch) -> Step:
         """Put one patch on the stack, or say why not."""
-        if patch.status not in REPLAYED:
+        if patch.status not in REPLAYED or patch.unresolved:
             self._pass_over(patch)
-            return Step(patch=patch, outcome=Outcome.SKIPPED, tree=self.tree)
+            found = (_waits(patch),) if patch.unresolved else ()
+            return Step(patch=patch, outcome=Outcome.SKIPPED, tree=self.tree, findings=found)
         change, before, after = self._written(patch)
         if before == after:
             return Step(patch=patch, outcome=Outcome.EMPTY, tree=self.tree)
@@ -112,12 +114,26 @@ class _State:
         )
 
 
+def _waits(patch: Patch) -> Diagnostic:
+    """Return the note that a reference has no commit yet."""
+    return Diagnostic(
+        code="E114",
+        severity=Severity.NOTE,
+        message=f"unresolved: no commit is known for #{patch.origin.pr}",
+        path=f"patchsets/{patch.patchset}/series.yaml",
+        line=patch.line,
+        hint=f"elsa-build cherry-pick --from nightly '#{patch.origin.pr}' --dry-run",
+    )
+
+
 def change_of(git: Git, patch: Patch) -> tuple[tuple[Change, ...], Oid | None]:
-    """Return what a patch changes; for a reference also the tree of the commit's parent."""
+    """Return what a patch changes; for a reference also the tree of the commit's parent.
+
+    A reference without a commit changes nothing that we know of.
+    """
     if patch.mail is not None:
         return changes_in(git, patch.mail.diff), None
-    assert patch.origin.commit is not None
-    return of_commit(git, patch.origin.commit)
+    return of_commit(git, patch.origin.commit) if patch.origin.commit else ((), None)
 
 
 def of_commit(git: Git, commit: Oid) -> tuple[tuple[Change, ...], Oid | None]:

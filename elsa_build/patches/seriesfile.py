@@ -130,8 +130,8 @@ def patch_of(series: Series, patch_id: str) -> Patch:
 
 
 def active(patch: Patch) -> bool:
-    """Say whether a replay puts this patch on the tree."""
-    return patch.status in (Status.CANDIDATE, Status.KEPT)
+    """Say whether a replay puts this patch on the tree; an unresolved reference waits."""
+    return patch.status in (Status.CANDIDATE, Status.KEPT) and not patch.unresolved
 
 
 def _place(patch: Patch) -> str:
@@ -181,7 +181,7 @@ def _patch(form: Form, folder: Path, shown: str, broken: list[Diagnostic]) -> Pa
         if kind is not Kind.CHERRY_PICK:
             form.problem("file", f"a {kind} needs one")
         elif not commit:
-            origin.problem("commit", "a cherry-pick without a file needs one")
+            origin.problem("commit", "a cherry-pick without a file needs one, a candidate a 'pr'")
     form.close()
     return patch
 

@@ -7,9 +7,11 @@ is never left out of a list.
 from collections.abc import Iterator
 from typing import Any
 
+from elsa_build.images.bounds import Bound
 from elsa_build.images.explain import Explanation
-from elsa_build.images.ledger import Basis, Bound, Ledger, Part, Term
+from elsa_build.images.ledger import Ledger
 from elsa_build.images.sizing import MIB
+from elsa_build.images.terms import Basis, Part, Term
 from elsa_build.model import Point
 
 TITLES = {
