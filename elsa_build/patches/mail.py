@@ -64,6 +64,7 @@ _FROM = re.compile(r"From [0-9a-f]{40} Mon Sep 17 00:00:00 2001")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _DATE = re.compile(r"\w{3}, (\d{1,2}) (\w{3}) (\d{4}) (\d{2}):(\d{2}):(\d{2}) ([+-])(\d{2})(\d{2})")
 _DIFF = re.compile(rb"^diff -", re.MULTILINE)
+_HEADING = re.compile(rb"^(@@ -\S+ \+\S+ @@) .*$", re.MULTILINE)
 _WORD = re.compile(r"=\?([^?\s]+)\?([bBqQ])\?([^?\s]*)\?=")
 _WORDS = re.compile(rf"(?:{_WORD.pattern}\s*)*{_WORD.pattern}")
 
@@ -103,7 +104,8 @@ def write_all(git: Git, base: Oid, tip: Oid, context: int = CONTEXT) -> tuple[by
     if len(mails) != len(commits):
         raise ConfigError(f"the commits {base}..{tip} hold a merge", hint="git rebase first")
     return tuple(
-        _with_ids(git, mail, Oid(commit)) for mail, commit in zip(mails, commits, strict=True)
+        _without_headings(_with_ids(git, mail, Oid(commit)))
+        for mail, commit in zip(mails, commits, strict=True)
     )
 
 
@@ -128,6 +130,12 @@ def _with_ids(git: Git, mail: bytes, commit: Oid) -> bytes:
         # After `diff --git`, `old mode` and `new mode`.
         lines.insert(file.line + 2, f"index {entry.oid}..{entry.oid}".encode())
     return mail[:start] + b"\n".join(lines)
+
+
+def _without_headings(mail: bytes) -> bytes:
+    """Drop the function that git writes behind `@@`: it is upstream's text, and nobody needs it."""
+    start = diff_start(mail)
+    return mail[:start] + _HEADING.sub(rb"\1", mail[start:])
 
 
 # --- reading ----------------------------------------------------------------------------------
