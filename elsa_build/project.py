@@ -4,7 +4,7 @@ Commands start here. What a run needs of the disk is found once and handed on as
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,17 +13,19 @@ from elsa_build.diagnostics import Diagnostic, errors
 from elsa_build.errors import ConfigError, ConflictError, FailedError
 from elsa_build.git.door import Git, Quarantine
 from elsa_build.images import recipe as recipes
-from elsa_build.images.plan import Prepared
+from elsa_build.images.ingredients import Prepared
 from elsa_build.images.prepare import prepare as gather
-from elsa_build.model import Oid, Outcome, Recipe, Replay, Series, SourceKind, Step
+from elsa_build.model import Oid, Outcome, Patch, Recipe, Replay, Series, SourceKind, Step
 from elsa_build.patches import checkout, probes, seriesfile
 from elsa_build.patches.guarding import guarded
 from elsa_build.patches.replay import replay
+from elsa_build.patches.subset import subset
 from elsa_build.progress import SILENT, Progress
 from elsa_build.upstream import lock as locks
 from elsa_build.upstream import lockfile
 from elsa_build.upstream.cache import cache_dir
-from elsa_build.upstream.source import open_pinned, open_wheel
+from elsa_build.upstream.git_source import GitSource
+from elsa_build.upstream.source import open_pinned, open_source, open_wheel
 
 PATCHSETS = "patchsets"
 
@@ -61,9 +63,53 @@ def read_series(root: Path, names: tuple[str, ...] | None = None) -> Series:
     )
 
 
-def pinned_repository(lock: locks.Lock, progress: Progress = SILENT) -> Path:
-    """Return the bare repository that holds the pin, fetching it when needed."""
-    return open_pinned(lock, cache=cache_dir(os.environ), progress=progress)
+def pinned_repository(
+    lock: locks.Lock, progress: Progress = SILENT, series: Series | None = None
+) -> Path:
+    """Return the bare repository that holds the pin, fetching it when needed.
+
+    The commits that picks of a `series` refer to are fetched too, where the lock's source is git.
+
+    Raises:
+        ConfigError: The source does not have the pin, or a commit that a pick refers to.
+    """
+    repository = open_pinned(lock, cache=cache_dir(os.environ), progress=progress)
+    wanted = (
+        [p for p in series.patches if p.mail is None and seriesfile.active(p)] if series else []
+    )
+    if wanted:
+        _fetch_picks(lock, repository, wanted, progress)
+    return repository
+
+
+def _fetch_picks(
+    lock: locks.Lock, repository: Path, picks: Sequence[Patch], progress: Progress
+) -> None:
+    with Git(repository) as git:
+        missing = [p for p in picks if p.origin.commit and git.objects.get(p.origin.commit) is None]
+    for patch in missing:
+        place = f"patchsets/{patch.patchset}/{seriesfile.NAME}:{patch.line}"
+        lost = ConfigError(
+            f"{place}: origin.commit: {patch.origin.commit} is not in {lock.pin.url}",
+            hint=f"elsa-build patch vendor {patch.id} --upstream PATH",
+        )
+        if lock.pin.source is not SourceKind.GIT or patch.origin.commit is None:
+            raise lost
+        source = open_source(
+            lock.pin.source, lock.pin.url, cache=cache_dir(os.environ), progress=progress
+        )
+        try:
+            source.resolve(patch.origin.commit)
+        except ConfigError as e:
+            raise lost from e
+
+
+def fetch_files(lock: locks.Lock, since: Oid, until: Oid, progress: Progress = SILENT) -> None:
+    """Fetch the files that upstream changed after `since`, where a mirror lacks them."""
+    if lock.pin.source is SourceKind.GIT:
+        GitSource(url=lock.pin.url, cache=cache_dir(os.environ), progress=progress).complete(
+            since, until
+        )
 
 
 def input_files(root: Path, recipe: Recipe, series: Series) -> tuple[Path, ...]:
@@ -102,14 +148,18 @@ def replayed(
     *,
     recipe: Recipe | None = None,
     locked: bool = False,
+    only: Collection[str] = (),
+    without: Collection[str] = (),
     progress: Progress = SILENT,
 ) -> Iterator[tuple[Stack, Quarantine]]:
     """Replay a recipe's series (or all patchsets) on the pin and guard it, in a quarantine.
 
-    Nothing of it stays unless the caller keeps the quarantine.
+    Nothing of it stays unless the caller keeps the quarantine. With `only` or `without` it is a
+    part of the series, which is no recipe's: the stack has none, so that no lock records it.
 
     Raises:
         StaleError: `locked`, and an input is not what the lock recorded.
+        UsageError: A patch needs one that is left out.
     """
     lock = read_lock(root)
     series = read_series(root, recipe.patchsets if recipe else None)
@@ -118,7 +168,9 @@ def replayed(
         inputs = locks.digest_inputs(root, input_files(root, recipe, series))
         if locked:
             locks.require_fresh(lock, recipe.name, inputs)
-    repository = pinned_repository(lock, progress)
+    if only or without:
+        series, recipe = subset(series, only=only, without=without), None
+    repository = pinned_repository(lock, progress, series)
     with Git(repository) as git, git.quarantine() as inner:
         done = replay(inner, series, lock.pin.commit, progress=progress)
         done = guarded(inner, done, progress=progress)

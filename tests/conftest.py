@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from elsa_build.errors import ToolError
 from elsa_build.git.door import Git
 from elsa_build.git.objects import FILE, Entry
+from elsa_build.images import dockerd
 from elsa_build.model import Kind, Mail, Oid, Patch, Signature, Status
+from tests import docking
 
 AUTHOR = Signature(name="Ada", email="ada@example.org", date="1700000000 +0100")
 
@@ -81,3 +84,14 @@ def story(tmp_path: Path) -> Iterator[Story]:
     """A bare repository of one's own."""
     with Git.init(tmp_path / "story.git") as git:
         yield Story(git)
+
+
+@pytest.fixture
+def daemon() -> Iterator[dockerd.Daemon]:
+    """A connection to a real docker daemon, for tests marked `docker`."""
+    try:
+        connected = dockerd.connect()
+    except ToolError as e:
+        docking.lacking(str(e))
+    with connected:
+        yield connected

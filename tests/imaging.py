@@ -6,11 +6,17 @@ import tarfile
 from pathlib import Path
 
 from elsa_build.images.build import Built, build
+from elsa_build.images.ingredients import (
+    AppliedPatch,
+    Compiled,
+    CompiledFile,
+    Prepared,
+    SourceTrees,
+)
 from elsa_build.images.oci.contents import visible
 from elsa_build.images.oci.layout import OCI_CONFIG, OCI_INDEX, OCI_MANIFEST, read_layout, to_json
 from elsa_build.images.oci.store import digest_of
 from elsa_build.images.oci.stored import FolderSource, StoredImage
-from elsa_build.images.plan import AppliedPatch, Prepared, SourceTrees
 from elsa_build.images.publish import Destination
 from elsa_build.model import Artifact, Digest, Oid, Pin, Recipe, SourceKind
 
@@ -83,6 +89,17 @@ def prepared(
         "cache": tmp / "cache",
     }
     return Prepared(**(given | changes))
+
+
+def compiled_file(path: str, body: bytes) -> Compiled:
+    """Return what a wheel with one compiled file brings."""
+    listed = CompiledFile(path=path, size=len(body), digest=digest_of(body))
+    return Compiled(
+        wheel="sglang-0.5.23-cp312.whl",
+        wheel_sha256="ab" * 32,
+        files=(listed,),
+        read=lambda _: body,
+    )
 
 
 def destination(tmp: Path, **changes) -> Destination:

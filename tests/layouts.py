@@ -8,8 +8,9 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
-Content = bytes | str | None
-"""A file's bytes; `-> target` a symbolic link, `=> target` a hard link; None a folder."""
+Content = bytes | str | tuple[int, int, int] | None
+"""A file's bytes; `-> target` a symbolic link, `=> target` a hard link; None a folder of mode 755
+and root, `(mode, uid, gid)` another one."""
 
 
 def layer(files: dict[str, Content]) -> bytes:
@@ -18,8 +19,9 @@ def layer(files: dict[str, Content]) -> bytes:
     with tarfile.open(fileobj=out, mode="w") as tar:
         for name, content in files.items():
             member = tarfile.TarInfo(name)
-            if content is None:
-                member.type, member.mode = tarfile.DIRTYPE, 0o755
+            if content is None or isinstance(content, tuple):
+                member.type = tarfile.DIRTYPE
+                member.mode, member.uid, member.gid = content or (0o755, 0, 0)
                 tar.addfile(member)
             elif isinstance(content, str):
                 kind, _, member.linkname = content.partition(" ")

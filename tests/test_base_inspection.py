@@ -148,6 +148,50 @@ def test_a_folder_on_top_of_a_file_hides_the_file(tmp_path):
     assert found.extra == ("sglang/srt/x/y.py",)
 
 
+# --- folders ----------------------------------------------------------------------------------
+
+
+def test_folders_that_a_delta_writes_into_are_told_when_they_are_not_755_and_roots(tmp_path):
+    home = "home/u/python"
+    folders = {
+        "home": (0o711, 0, 0),
+        "home/u": (0o700, 1000, 1000),
+        home: None,
+        f"{home}/sglang": (0o2750, 1000, 1000),
+        f"{home}/sglang/srt": (0o700, 1000, 1000),
+        "home/other": (0o700, 1001, 1001),
+        "opt": (0o775, 0, 50),
+        "root": (0o700, 0, 0),
+    }
+
+    found = look(tmp_path, folders | installed(home))
+
+    assert {path: str(folder) for path, folder in found.folders.items()} == {
+        "home": "711 0:0",
+        "home/u": "700 1000:1000",
+        f"{home}/sglang": "2750 1000:1000",
+        f"{home}/sglang/srt": "700 1000:1000",
+        "opt": "775 0:50",
+    }
+
+
+def test_the_topmost_entry_says_how_a_folder_is_kept(tmp_path):
+    lower = {"opt": (0o700, 1, 1), "opt/elsa": (0o700, 2, 2), **installed()}
+    upper = {"opt": None, "opt/.wh.elsa": b""}
+
+    assert look(tmp_path, lower, upper).folders == {}
+
+
+@pytest.mark.parametrize("name", ["opt", "opt/elsa"])
+def test_a_link_where_our_folder_must_be_is_refused(tmp_path, name):
+    with pytest.raises(ConfigError, match=f"the base has a link at /{name}, where"):
+        look(tmp_path, {name: "-> /data", **installed()})
+
+
+def test_a_link_that_an_upper_layer_replaced_by_a_folder_is_none(tmp_path):
+    assert look(tmp_path, {"opt": "-> /data", **installed()}, {"opt": None}).equal
+
+
 # --- refusals ---------------------------------------------------------------------------------
 
 
@@ -209,7 +253,9 @@ def test_an_editable_installation_beside_another_one_is_a_question(tmp_path):
 
 
 def test_a_recipe_that_names_another_place_is_told_where_it_is(tmp_path):
-    with pytest.raises(ConfigError, match=rf"no sglang in /opt/x of the base; it is in /{SITE}"):
+    with pytest.raises(
+        ConfigError, match=rf"package_dir: no sglang in /opt/x of the base; it is in /{SITE}"
+    ):
         look(tmp_path, installed(), package_dir="/opt/x")
 
 

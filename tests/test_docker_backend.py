@@ -1,13 +1,10 @@
 """The docker backend against a real daemon: what is built, and how failures are told.
 
-Bases are made here (a static busybox, no network). Without a daemon these tests are skipped with
-the reason, unless ELSA_BUILD_REQUIRE_DOCKER is set, as in CI.
+Bases are made here (a static busybox, no network).
 """
 
 import io
 import os
-import shutil
-import struct
 import subprocess
 import sys
 import tarfile
@@ -23,7 +20,7 @@ from elsa_build.errors import ConfigError, FailedError, ToolError
 from elsa_build.git.door import Git
 from elsa_build.git.objects import blob_id
 from elsa_build.images import dockerd
-from elsa_build.images.base import open_base
+from elsa_build.images.base import Pinned, open_base
 from elsa_build.images.docker_backend import build_on_base, look_inside
 from elsa_build.images.dockerfile import STALE, render, stale_list
 from elsa_build.images.oci.archive import write_archive
@@ -34,26 +31,14 @@ from elsa_build.images.oci.store import BlobStore
 from elsa_build.images.recipe import load
 from elsa_build.model import BuildOptions, Digest, Layer
 from tests import release
+from tests.docking import busybox
 
 ROOT = Path(__file__).parent.parent
-REQUIRED = bool(os.environ.get("ELSA_BUILD_REQUIRE_DOCKER"))
 SITE = "/usr/lib/python3.12/site-packages"
 NASTY = """a b'c"d $HOME `id` \\ # é"""
 
 
 # --- arranging --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def daemon():
-    try:
-        connected = dockerd.connect()
-    except ToolError as e:
-        if REQUIRED:
-            raise
-        pytest.skip(str(e))
-    with connected:
-        yield connected
 
 
 @pytest.fixture
@@ -76,21 +61,10 @@ def recipe():
     return replace(load(ROOT / "recipes" / "elsa-1.7.yaml"), package_dir=None)
 
 
-def is_static(program):
-    """Say whether a 64-bit ELF program asks for no interpreter (program header type 3)."""
-    start, size, count = struct.unpack_from("<Q14xHH", program, 32)
-    headers = range(start, start + size * count, size)
-    return all(struct.unpack_from("<I", program, at)[0] != 3 for at in headers)
-
-
 def rootfs(files, path):
     """Write a root file system with a shell and these files, as `docker import` takes it."""
-    busybox = shutil.which("busybox")
-    if busybox is None or not is_static(Path(busybox).read_bytes()):
-        message = "no static busybox: apt-get install busybox-static"
-        pytest.fail(message) if REQUIRED else pytest.skip(message)
     with tarfile.open(path, "w") as tar:
-        tar.add(Path(busybox).resolve(), "bin/busybox", filter=_owned_by_root)
+        tar.add(busybox(), "bin/busybox", filter=_owned_by_root)
         for command in ("sh", "rm", "mkdir", "chown", "cat"):
             link = tarfile.TarInfo(f"bin/{command}")
             link.type, link.linkname = tarfile.SYMTYPE, "busybox"
@@ -123,7 +97,7 @@ def overlay(tmp_path, name, written, deleted=()):
     """Write an overlay archive: changed files, and what the Dockerfile must remove."""
     store = BlobStore(tmp_path / "store")
     layers = []
-    proof = File(path=STALE.strip("/"), body=stale_list(written, deleted, SITE))
+    proof = File(path=STALE.strip("/"), body=stale_list(written, deleted))
     delta = [File(path=f"{SITE}/{path}".lstrip("/"), body=body) for path, body in written.items()]
     for members in (delta, [proof]):
         blob = store.add(
@@ -184,7 +158,9 @@ INSTALLED = {
 }
 
 
-TREE = {path: blob_id(body) for path, body in INSTALLED.items()}
+TREE = Pinned(
+    tree="d" * 40, files=lambda: {path: blob_id(body) for path, body in INSTALLED.items()}
+)
 
 
 def base_with_sglang(daemon, tmp_path, name, files=INSTALLED):
@@ -205,7 +181,9 @@ def test_the_delta_lands_exactly_where_the_base_keeps_the_package(daemon, images
         written={"sglang/pool.py": b"pool = 2\n", "sglang/bounded/copy.py": b"new\n"},
         deleted=["sglang/old.py"],
     )
-    found = look_inside(daemon, base, TREE, recipe=recipe, commit="c" * 40)
+    found = look_inside(
+        daemon, base, TREE, recipe=recipe, commit="c" * 40, cache=tmp_path / "cache"
+    )
 
     built = build_on_base(
         daemon,
@@ -239,7 +217,7 @@ def test_a_base_with_another_tree_is_refused_before_anything_is_built(
     base = base_with_sglang(daemon, tmp_path, images("base"), edited)
 
     with pytest.raises(FailedError, match=r"1 files differ .*\n  changed  sglang/pool\.py"):
-        look_inside(daemon, base, TREE, recipe=recipe, commit="c" * 40)
+        look_inside(daemon, base, TREE, recipe=recipe, commit="c" * 40, cache=tmp_path / "cache")
 
 
 @pytest.mark.docker
@@ -481,7 +459,14 @@ def test_a_base_with_the_real_wheel_takes_the_delta_and_nothing_else_changes(
     with Git(source.ensure(pin)) as git:
         python = git.objects.find(git.resolve(pin.commit, "tree"), "python").oid
         tree = {name: entry.oid for name, entry in git.objects.files(python)}
-    found = look_inside(daemon, base, tree, recipe=recipe, commit=pin.commit)
+    found = look_inside(
+        daemon,
+        base,
+        Pinned(tree=python, files=lambda: tree),
+        recipe=recipe,
+        commit=pin.commit,
+        cache=tmp_path / "cache",
+    )
     changed = {"sglang/srt/mem_cache/memory_pool.py": b"# patched\n", "sglang/srt/new.py": b"#\n"}
     archive = overlay(tmp_path, images("overlay"), written=changed)
 

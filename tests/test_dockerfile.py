@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from elsa_build.cli import main
 from elsa_build.cli.main import app
 from elsa_build.errors import ConfigError, ToolError
 from elsa_build.images import dockerfile
@@ -251,6 +252,7 @@ def test_the_stale_list_removes_deleted_files_and_every_compiled_copy(tmp_path):
         "sglang/srt/__pycache__/pool.cpython-311.opt-1.pyc",
         "sglang/srt/pool.pyc",
         "sglang/we ird[1].py",
+        "sglang/em/__pycache__/pty.cpython-312.pyc",
     ]
     stays = ["sglang/srt/pool.py", "sglang/srt/__pycache__/pool_config.cpython-312.pyc"]
     for path in [*gone, *stays]:
@@ -258,23 +260,27 @@ def test_the_stale_list_removes_deleted_files_and_every_compiled_copy(tmp_path):
         (package / path).touch()
     stale = tmp_path / "stale"
     stale.write_bytes(
-        stale_list(["sglang/srt/pool.py"], ["sglang/old.py", "sglang/we ird[1].py"], str(package))
+        stale_list(["sglang/srt/pool.py"], ["sglang/old.py", "sglang/we ird[1].py"], ["sglang/em"])
     )
-    (loop,) = re.findall(r"^RUN (IFS.*)$", TEMPLATE.read_text(), re.MULTILINE)
+    (loop,) = re.findall(r"^RUN (cd .*)$", TEMPLATE.read_text(), re.MULTILINE)
+    places = {"{{ stale }}": stale, "{{ package_dir }}": package}
+    for name, place in places.items():
+        loop = loop.replace(name, shlex.quote(str(place)))
 
-    subprocess.run(["sh", "-c", loop.replace("{{ stale }}", shlex.quote(str(stale)))], check=True)
+    subprocess.run(["sh", "-c", loop], check=True)
 
     left = sorted(str(p.relative_to(package)) for p in package.rglob("*") if p.is_file())
     assert left == sorted(stays)
+    assert not (package / "sglang/em").exists()
 
 
 def test_nothing_changed_is_an_empty_list():
-    assert stale_list([], [], "/site") == b""
+    assert stale_list([], []) == b""
 
 
 def test_a_path_with_a_line_break_is_refused():
     with pytest.raises(ConfigError, match="line break"):
-        stale_list([], ["sglang/a\nb"], "/site")
+        stale_list([], ["sglang/a\nb"])
 
 
 def test_quote_gives_one_word_to_a_shell():
@@ -291,6 +297,7 @@ def test_the_command_prints_the_dockerfile_or_writes_it(tmp_path):
     shutil.copy(TEMPLATE, project)
     out = tmp_path / "Dockerfile"
     run = CliRunner().invoke
+    main.load(["dockerfile"])
 
     printed = run(app, ["dockerfile", "-C", str(project)])
     dry = run(app, ["dockerfile", "-C", str(project), "-o", str(out), "-n"])

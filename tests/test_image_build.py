@@ -17,8 +17,8 @@ from elsa_build.errors import ConfigError, FailedError, ToolError
 from elsa_build.git.door import Git
 from elsa_build.images import record, tags
 from elsa_build.images.build import build, forecast
+from elsa_build.images.ingredients import Base
 from elsa_build.images.oci.layer import Compressor
-from elsa_build.images.plan import Base
 from elsa_build.images.publish import Destination, _swap
 from tests.imaging import (
     EPOCH,

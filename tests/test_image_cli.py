@@ -11,7 +11,7 @@ import pytest
 
 from elsa_build.git.door import Git
 from tests.conftest import Story
-from tests.imaging import POOL, UPSTREAM
+from tests.imaging import POOL, UPSTREAM, tar, write_base
 
 RECIPE = """\
 version: 1
@@ -86,6 +86,36 @@ def test_one_command_makes_a_tagged_image_that_verifies(project):
     assert checked["data"]["config"] == made["data"]["config"]
     assert (checked["status"], checked["data"]["patched_files"]) == ("ok", 1)
     assert checked["data"]["record"] is True
+
+
+def test_the_delta_goes_on_a_base_that_is_named_and_the_second_time_nothing_is_looked_at(
+    project, tmp_path
+):
+    site = "usr/lib/python3.12/site-packages"
+    installed = {
+        f"{site}/{path.removeprefix('python/')}": text.encode()
+        for path, text in UPSTREAM.items()
+        if "/sglang/" in path
+    }
+    write_base(tmp_path / "base", [tar(installed)])
+    named = ("image", "--tag", "elsa-v1", "--base", str(tmp_path / "base"))
+
+    first = project(*named, "--json")
+    again = project(*named)
+
+    layers = [layer["name"] for layer in document(first)["data"]["layers"]]
+    assert layers == ["base", POOL, "provenance"]
+    assert "look into layer 1 of 1" in first.stderr
+    assert "look into" not in again.stderr
+    assert document(project("verify", "elsa-v1", "--json"))["status"] == "ok"
+    elsewhere = project(*named, "--package-dir", "/opt/x", code=5)
+    assert f"no sglang in /opt/x of the base; it is in /{site}" in elsewhere.stderr
+
+
+def test_a_base_that_is_no_file_and_no_name_is_told(project):
+    ran = project("image", "--tag", "elsa-v1", "--base", "./none/", code=5)
+
+    assert "'./none/' is no image reference" in ran.stderr
 
 
 def test_the_next_commands_are_named_on_stderr(project):

@@ -1,16 +1,26 @@
 import importlib.util
 import marshal
 import sys
+from dataclasses import replace
 
 import pytest
 
 from elsa_build.errors import ConfigError
 from elsa_build.git.objects import Entry
 from elsa_build.images.bytecode import compiled, module_of, runs_here, stale_pyc
-from elsa_build.images.oci.layer import File, Symlink, Whiteout
-from elsa_build.images.plan import PATCH_LAYERS, Compiled, delta_of, hidden, layers
-from elsa_build.model import Digest
-from tests.imaging import POOL, UPSTREAM, WHERE, prepared
+from elsa_build.images.delta import delta_of, hidden
+from elsa_build.images.ingredients import Base, PlannedLayer
+from elsa_build.images.oci.layer import File, Folder, Symlink, Whiteout
+from elsa_build.images.plan import PATCH_LAYERS, layers
+from tests.imaging import (
+    POOL,
+    UPSTREAM,
+    WHERE,
+    compiled_file,
+    prepared,
+    tar,
+    write_base,
+)
 
 ROOT = WHERE.strip("/")
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -76,7 +86,7 @@ def test_no_two_layers_of_patched_files_speak_of_one_path(story, tmp_path):
         {"epoch": 1},
         {"package_dir": "/elsewhere"},
         {"files": {"python/sglang/more.py": ""}},
-        {"compiled": Compiled(digest=Digest("sha256:00"), paths=(), read=tuple)},
+        {"compiled": compiled_file("old/_x.so", b"elf")},
         {"bytecode": HERE},
     ],
 )
@@ -96,13 +106,11 @@ def test_a_change_outside_the_package_is_in_no_layer_and_is_said(story, tmp_path
 
 
 def test_compiled_extensions_of_the_release_are_in_upstreams_layer(story, tmp_path):
-    extension = Compiled(
-        digest=Digest("sha256:01"), paths=("srt/_x.so",), read=lambda: [("srt/_x.so", b"\x7fELF")]
-    )
+    extension = compiled_file("srt/_x.so", b"\x7fELF")
 
     layer = by_name(prepared(story, tmp_path, compiled=extension))["upstream"]
 
-    assert members(layer)[f"{ROOT}/sglang/srt/_x.so"].body == b"\x7fELF"
+    assert members(layer)[f"{ROOT}/sglang/srt/_x.so"].body() == b"\x7fELF"
 
 
 def test_modes_and_links_come_from_git(story, tmp_path):
@@ -146,6 +154,39 @@ def test_a_tree_without_the_package_is_refused(story, tmp_path):
         ready.trees.package(empty)
 
 
+@pytest.fixture
+def on_base(story, tmp_path):
+    """A delta on a base whose package and whose `/opt` belong to somebody."""
+    folders = {
+        ROOT.partition("/")[0]: Folder(mode=0o711),
+        f"{ROOT}/sglang/srt": Folder(mode=0o700, uid=1000, gid=1000),
+        "opt/elsa/cache": Folder(uid=7),
+    }
+    image = write_base(tmp_path / "base", [tar({"bin/sh": b""})])
+    base = Base(name="b", image=image, paths=frozenset(), folders=folders)
+    patch = {"python/sglang/pool.py": "SIZE = 2\n", "python/sglang/srt/engine.py": "X = 1\n"}
+    return prepared(story, tmp_path, patch, base=base)
+
+
+def test_each_layer_says_again_how_the_base_keeps_the_folders_above_its_files(on_base):
+    found = {name: layer.inputs.get("folders") for name, layer in by_name(on_base).items()}
+
+    assert found.pop(POOL) == {"opt": "711 0:0"}
+    assert list(found.values()) == [{"opt": "711 0:0", f"{ROOT}/sglang/srt": "700 1000:1000"}]
+
+
+def test_a_layer_of_kernels_keeps_every_folder_of_ours_in_the_base(on_base):
+    kernels = PlannedLayer(name="kernels", inputs={"arch": "sm_120"}, members=tuple)
+
+    layer = by_name(replace(on_base, kernels=(kernels,)))["kernels"]
+
+    assert {path: str(folder) for path, folder in layer.folders.items()} == {
+        "opt": "711 0:0",
+        "opt/elsa/cache": "755 7:0",
+    }
+    assert layer.key != kernels.key
+
+
 # --- what goes --------------------------------------------------------------------------------
 
 
@@ -173,7 +214,7 @@ def test_a_folder_that_a_patch_empties_goes_as_a_whole_so_that_it_cannot_be_impo
 
 
 def test_a_folder_with_a_compiled_extension_left_in_it_stays(story, tmp_path):
-    extension = Compiled(digest=Digest("sha256:01"), paths=("old/_x.so",), read=tuple)
+    extension = compiled_file("old/_x.so", b"elf")
     patch = {"python/sglang/old/__init__.py": None, "python/sglang/old/thing.py": None}
 
     delta = delta_of(prepared(story, tmp_path, patch, compiled=extension))

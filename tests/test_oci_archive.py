@@ -1,3 +1,4 @@
+import gzip
 import io
 import json
 import shutil
@@ -96,6 +97,13 @@ def test_an_old_docker_save_is_read(tmp_path):
 
     assert shown(image) == {"usr/file": b"text\n"}
     assert (image.manifest, image.tag) == (None, "v1")
+
+
+def test_a_plain_layer_of_a_docker_save_has_its_diff_id_as_digest(tmp_path):
+    packed = gzip.compress(LAYER)
+    image = read_archive(docker_save(tmp_path / "saved.tar", [LAYER, packed]))
+
+    assert [layer.digest for layer in image.layers] == [digest_of(LAYER), None]
 
 
 def test_equal_layers_that_docker_save_linked_to_each_other_are_read(tmp_path):

@@ -11,8 +11,16 @@ import tracemalloc
 
 import pytest
 
-from elsa_build.errors import ConfigError
-from elsa_build.images.oci.layer import Compressor, File, Symlink, Whiteout, write_layer
+from elsa_build.errors import ConfigError, ToolError
+from elsa_build.images.oci.layer import (
+    Compressor,
+    File,
+    Folder,
+    Stream,
+    Symlink,
+    Whiteout,
+    write_layer,
+)
 
 USUAL = Compressor()
 MEMBERS = (
@@ -23,9 +31,9 @@ MEMBERS = (
 )
 
 
-def layer(members=MEMBERS, *, mtime=1_700_000_000, compressor=USUAL):
+def layer(members=MEMBERS, *, mtime=1_700_000_000, compressor=USUAL, folders=None):
     out = io.BytesIO()
-    blob = write_layer(members, out, mtime=mtime, compressor=compressor)
+    blob = write_layer(members, out, mtime=mtime, compressor=compressor, folders=folders)
     return blob, out.getvalue()
 
 
@@ -74,6 +82,19 @@ def test_owner_mode_and_date_are_fixed():
     assert {m.mode for m in members.values() if m.isdir()} == {0o755}
     assert members["opt/a/run.sh"].mode == 0o755
     assert members["opt/a/text"].mode == 0o644
+
+
+def test_folders_that_the_layers_below_keep_otherwise_stay_so():
+    _, body = layer(folders={"opt/a": Folder(mode=0o2750, uid=1000, gid=70_000), "x": Folder()})
+
+    members = {member.name: member for member in listing(body)}
+
+    shown = {name: (m.mode, m.uid, m.gid) for name, m in members.items() if m.isdir()}
+    assert shown == {
+        "opt": (0o755, 0, 0),
+        "opt/a": (0o2750, 1000, 70_000),
+        "opt/b": (0o755, 0, 0),
+    }
 
 
 def test_a_deletion_is_an_empty_file_and_never_makes_a_folder_opaque():
@@ -171,11 +192,36 @@ def test_two_members_at_one_path_are_refused(second):
         layer([File(path="a", body=b""), second])
 
 
-def test_memory_does_not_grow_with_the_number_of_files():
-    class Nowhere(io.RawIOBase):
-        def write(self, piece):
-            return len(piece)
+class Nowhere(io.RawIOBase):
+    def write(self, piece):
+        return len(piece)
 
+
+def test_a_large_file_is_streamed_and_has_the_bytes_of_one_in_memory(tmp_path):
+    path = tmp_path / "kernel.cubin"
+    path.write_bytes(os.urandom(1 << 20) * 64)
+    tracemalloc.start()
+
+    streamed = write_layer(
+        [File(path="k", body=Stream.of(path))], Nowhere(), mtime=0, compressor=Compressor(level=1)
+    )
+
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    whole = [File(path="k", body=path.read_bytes())]
+    assert streamed == write_layer(whole, Nowhere(), mtime=0, compressor=Compressor(level=1))
+    assert peak < 8 << 20
+
+
+@pytest.mark.parametrize("size", [4, 6])
+def test_a_file_that_changes_its_size_while_it_is_read_is_an_error(size):
+    body = Stream(size=size, open=lambda: io.BytesIO(b"12345"))
+
+    with pytest.raises(ToolError, match="k: 5 bytes, not"):
+        layer([File(path="k", body=body)])
+
+
+def test_memory_does_not_grow_with_the_number_of_files():
     body = os.urandom(1 << 20)
     members = [File(path=f"f{number:02}", body=lambda: bytes(body)) for number in range(40)]
     tracemalloc.start()

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from elsa_build.cli.main import app, load
+from elsa_build.cli import main as command_line
+from elsa_build.cli.main import app
 from elsa_build.errors import ConfigError, ConflictError, ToolError, UsageError
 from elsa_build.git.door import Git
 from elsa_build.model import Oid, Status
@@ -19,7 +20,7 @@ from elsa_build.patches.seriesfile import load
 
 TEXT = "".join(f"line {n}\n" for n in range(1, 41))
 
-load(["patch"])
+command_line.load(["patch"])
 
 
 def edited(**lines: str) -> str:

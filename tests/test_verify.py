@@ -11,15 +11,25 @@ import pytest
 
 from elsa_build.errors import ConfigError
 from elsa_build.images import record
+from elsa_build.images.ingredients import Base
 from elsa_build.images.oci.archive import read_archive
 from elsa_build.images.oci.layer import Compressor, File, Symlink, Whiteout, write_layer
 from elsa_build.images.oci.layout import Assembled, manifest_of, write_layout
 from elsa_build.images.oci.store import BlobStore
 from elsa_build.images.opening import open_image
-from elsa_build.images.plan import Base, Compiled
 from elsa_build.images.verify import verify
 from elsa_build.model import Layer
-from tests.imaging import EPOCH, WHERE, built, edit_json, opened, prepared, tar, write_base
+from tests.imaging import (
+    EPOCH,
+    WHERE,
+    built,
+    compiled_file,
+    edit_json,
+    opened,
+    prepared,
+    tar,
+    write_base,
+)
 from tests.test_oci_archive import docker_save
 from tests.test_oci_layout import blob
 
@@ -89,7 +99,7 @@ def test_an_image_with_a_compiled_extension_links_and_bytecode_is_what_it_says(s
         story,
         tmp_path,
         bytecode=f"{sys.version_info.major}.{sys.version_info.minor}",
-        compiled=Compiled(digest="sha256:1", paths=("_x.so",), read=lambda: [("_x.so", b"elf")]),
+        compiled=compiled_file("_x.so", b"elf"),
     )
 
     assert codes(opened(made.layout)) == []
@@ -113,6 +123,20 @@ def test_a_changed_file_is_found_whatever_changed_it(story, tmp_path, member, co
     image = tampered(make(story, tmp_path), tmp_path / "evil", member)
 
     assert code in codes(image)
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        File(path=f"{ROOT}/sglang/_x.so", body=b"other"),
+        Whiteout(path=f"{ROOT}/sglang/_x.so"),
+        Symlink(path=f"{ROOT}/sglang/_x.so", target="/tmp/evil.so"),
+    ],
+)
+def test_a_compiled_file_that_is_not_the_wheels_is_found(story, tmp_path, member):
+    made = make(story, tmp_path, compiled=compiled_file("_x.so", b"elf"))
+
+    assert codes(tampered(made, tmp_path / "evil", member))[-1] == "E533"
 
 
 def test_a_file_beside_build_json_is_compared_too(story, tmp_path):

@@ -9,7 +9,7 @@ from elsa_build.cli.app import app
 from elsa_build.cli.command import Result, Session, command
 from elsa_build.images import dockerfile as dockerfiles
 from elsa_build.images import recipe as recipes
-from elsa_build.images.plan import OVERLAY_DIR
+from elsa_build.images.ingredients import OVERLAY_DIR
 from elsa_build.images.tags import REPOSITORY
 
 RecipeName = Annotated[

@@ -11,12 +11,17 @@ from elsa_build.cli.command import Result, Session, command
 from elsa_build.images import tags
 from elsa_build.images.build import forecast
 from elsa_build.images.publish import Destination
-from elsa_build.images.ship import Backend, Shipped, ship
+from elsa_build.images.ship import Backend, Shipped, on_base, ship
 
 OUTPUT = "dist"
 
 
-@command(app, "image", example="elsa-build image --tag elsa-v1.7")
+@command(
+    app,
+    "image",
+    example="elsa-build image --tag elsa-v1.7\n"
+    "elsa-build image --tag elsa-v1.7 --base sglang-base/ --replace-local",
+)
 def image(
     session: Session,
     *,
@@ -26,6 +31,17 @@ def image(
         typer.Option(metavar="NAME", help="Which recipe (default: the tag's, else the only one)"),
     ] = None,
     backend: Annotated[Backend, typer.Option(help="Who writes the image")] = Backend.OCI,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IMAGE",
+            help="Base instead of the recipe's: a layout folder, a tar, or an image in dockerd",
+        ),
+    ] = None,
+    package_dir: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Where the base keeps sglang/ (default: look inside)"),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where it goes (default: dist)")
     ] = None,
@@ -50,9 +66,14 @@ def image(
         archive=archive,
         replace_local=replace_local,
     )
-    with project.prepare(
-        session.root, chosen, locked=locked, dry_run=dry_run, progress=session.progress
-    ) as ready:
+    with (
+        on_base(
+            chosen, base, backend=backend, package_dir=package_dir, progress=session.progress
+        ) as settled,
+        project.prepare(
+            session.root, settled, locked=locked, dry_run=dry_run, progress=session.progress
+        ) as ready,
+    ):
         if dry_run:
             layers = [
                 {"name": layer.name, "key": layer.key, "cached": layer.cached}

@@ -12,11 +12,13 @@ from elsa_build.diagnostics import Diagnostic, Severity
 from elsa_build.errors import ConfigError
 from elsa_build.images import tags
 from elsa_build.images.config import config
+from elsa_build.images.delta import delta_of
+from elsa_build.images.ingredients import PlannedLayer, Prepared
 from elsa_build.images.oci.layer import Compressor, write_layer
 from elsa_build.images.oci.layout import Assembled, manifest_of
 from elsa_build.images.oci.store import BlobStore
 from elsa_build.images.oci.stored import StoredImage, StoredLayer
-from elsa_build.images.plan import PlannedLayer, Prepared, delta_of, layers
+from elsa_build.images.plan import layers
 from elsa_build.images.provenance import (
     BUILD,
     companions,
@@ -144,7 +146,7 @@ def _take(image: StoredImage, stored: StoredLayer, store: BlobStore, progress: P
     source, digest = image.source, stored.digest
     if digest is None:
         raise ConfigError(
-            f"{source.place}: an old docker save cannot be a base, its layers have no digest",
+            f"{source.place}: {stored.file}: a compressed layer without a digest of its own",
             hint="skopeo copy docker-archive:FROM oci:TO",
         )
     with progress.task(f"base layer {digest}", stored.size, "B"):
@@ -190,7 +192,9 @@ def _make(
     if blob is None:
         with progress.task(f"layer {plan.name}"):
             blob = store.add(
-                lambda out: write_layer(plan.members(), out, mtime=epoch, compressor=compressor)
+                lambda out: write_layer(
+                    plan.members(), out, mtime=epoch, compressor=compressor, folders=plan.folders
+                )
             )
         store.remember(plan.key, compressor.label, blob)
     return (

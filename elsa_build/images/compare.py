@@ -205,11 +205,11 @@ def _files(old: _Side, new: _Side) -> Iterator[FileDiff]:
 def _spoken_of(image: StoredImage, layer: StoredLayer) -> set[str]:
     """Return the files that a layer writes or hides."""
     paths = set()
-    for path, member, _ in entries(image, layer):
-        folder, slash, name = path.rpartition("/")
-        if name == OPAQUE or member.isdir():
-            continue
-        paths.add(f"{folder}{slash}{name.removeprefix(WHITEOUT)}")
+    with entries(image, layer) as members:
+        for path, member, _ in members:
+            folder, slash, name = path.rpartition("/")
+            if name != OPAQUE and not member.isdir():
+                paths.add(f"{folder}{slash}{name.removeprefix(WHITEOUT)}")
     return paths
 
 

@@ -10,8 +10,8 @@ from copy import deepcopy
 from typing import Any
 
 from elsa_build.images import serving
+from elsa_build.images.ingredients import Prepared
 from elsa_build.images.oci.layout import to_json
-from elsa_build.images.plan import Prepared
 from elsa_build.images.provenance import iso
 from elsa_build.model import Layer
 

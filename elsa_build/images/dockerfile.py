@@ -10,8 +10,9 @@ import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from elsa_build.errors import ConfigError, ToolError
+from elsa_build.errors import ConfigError
 from elsa_build.images import serving
+from elsa_build.images.oci.store import disk_trouble, write_whole
 from elsa_build.images.reference import check_reference, wrong_folder
 from elsa_build.model import Recipe
 
@@ -97,22 +98,24 @@ def render(
     return re.sub(r"\n{3,}", "\n\n", text)
 
 
-def stale_list(changed: Iterable[str], deleted: Iterable[str], package_dir: str) -> bytes:
+def stale_list(
+    changed: Iterable[str], deleted: Iterable[str], emptied: Iterable[str] = ()
+) -> bytes:
     """Return the overlay's list of what must go from the base before the overlay is copied in.
 
     Args:
         changed: Paths that the overlay writes, relative to the package's folder (`sglang/...`).
         deleted: Paths that the series deletes, likewise.
-        package_dir: The package's folder in the image, absolute.
+        emptied: Folders of which nothing is left; an empty one would still import.
 
     Returns:
-        Shell patterns, one a line: deleted files, and the compiled copies of every touched module.
-        Put it into the overlay as `STALE`; an empty list is an empty file.
+        Shell patterns relative to that folder, one a line: what is deleted, and the compiled copies
+        of every touched module. Put it into the overlay as `STALE`; an empty list is an empty file.
     """
     gone = set(deleted)
-    patterns = {glob.escape(f"{package_dir}/{path}") for path in gone}
+    patterns = {glob.escape(path) for path in (*gone, *emptied)}
     for path in gone | set(changed):
-        folder, _, name = f"{package_dir}/{path}".rpartition("/")
+        folder, _, name = path.rpartition("/")
         if name.endswith(".py"):
             stem = name.removesuffix(".py")
             patterns.add(glob.escape(f"{folder}/__pycache__/{stem}") + ".*.pyc")
@@ -181,10 +184,5 @@ def write(path: Path, text: str) -> None:
     Raises:
         ToolError: The folder is missing, not writable, or the disk is full (exit 6).
     """
-    fresh = path.with_name(f".{path.name}.new")
-    try:
-        fresh.write_text(text, encoding="utf-8")
-        fresh.replace(path)
-    except OSError as e:
-        fresh.unlink(missing_ok=True)
-        raise ToolError(f"cannot write {path}: {e.strerror}") from e
+    with disk_trouble(path):
+        write_whole(path, text)

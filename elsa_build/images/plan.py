@@ -10,148 +10,24 @@ one machine can reach an image.
 """
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from elsa_build.errors import ConfigError
-from elsa_build.git.objects import EXECUTABLE, FILE, GITLINK, SYMLINK, TREE, Entry, ObjectStore
-from elsa_build.images.bytecode import CACHE_FOLDER, compiled, module_of, pyc_path, stale_pyc
+from elsa_build.git.objects import EXECUTABLE, FILE, SYMLINK, Entry, ObjectStore
+from elsa_build.images.base import OURS
+from elsa_build.images.bytecode import module_of, pyc_path
+from elsa_build.images.delta import Delta, bytecode_of, delta_of, parents
+from elsa_build.images.ingredients import Compiled, PlannedLayer, Prepared
 from elsa_build.images.oci.layer import File, Member, Symlink, Whiteout
-from elsa_build.images.oci.layout import to_json
-from elsa_build.images.oci.store import digest_of
-from elsa_build.images.oci.stored import StoredImage
-from elsa_build.model import Digest, Oid, Pin, Recipe
+from elsa_build.images.survey import PACKAGE
+from elsa_build.model import Oid
 
-PACKAGE = "sglang"
-OVERLAY_DIR = "/opt/elsa/overlay/python"
-"""Where an overlay image keeps the folder that holds `sglang/`, when the recipe does not say."""
+UPSTREAM = "upstream"
 PATCHES = "patches"
 PATCH_LAYERS = 32
 """Into how many layers the patched files may fall; docker takes 127 in all, a base some fifty."""
-LAYER_FORMAT = 1
-"""Part of every key: raise it when the same inputs shall give other bytes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceTrees:
-    """Upstream's tree and the patched one; `prefix` is the folder that holds `sglang/` in both."""
-
-    objects: ObjectStore
-    upstream: Oid
-    patched: Oid
-    prefix: str = "python/"
-
-    def package(self, tree: Oid) -> Oid:
-        """Return the tree of the package itself.
-
-        Raises:
-            ConfigError: The source tree has no such folder.
-        """
-        entry = self.objects.find(tree, f"{self.prefix}{PACKAGE}")
-        if entry is None or entry.mode != TREE:
-            raise ConfigError(f"tree {tree} has no folder {self.prefix}{PACKAGE}")
-        return entry.oid
-
-    def outside(self) -> tuple[str, ...]:
-        """Return the changed paths that are not in the package, so in no image: tests, docs."""
-        inside = f"{self.prefix}{PACKAGE}/"
-        changes = self.objects.changes(self.upstream, self.patched)
-        return tuple(change.path for change in changes if not change.path.startswith(inside))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compiled:
-    """The compiled extensions of a release, which its tree leaves out.
-
-    `digest` decides the content (of the wheel that has them), `paths` are below `sglang/`;
-    `read` is only called when the layer has to be made.
-    """
-
-    digest: Digest
-    paths: tuple[str, ...]
-    read: Callable[[], Iterable[tuple[str, bytes]]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Base:
-    """An image that already holds SGLang at the pinned commit, and what it holds.
-
-    `name` is what the recipe calls it, without the digest; `paths` are the base's files below the
-    folder that holds `sglang/` (so `sglang/...`, compiled copies included).
-    """
-
-    name: str
-    image: StoredImage
-    paths: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppliedPatch:
-    """One patch as the image has it: `sha256` of its file, `tree` after it, `paths` it touches.
-
-    `sha256` is None for a cherry-pick that is kept as a reference; then `origin` is its identity.
-    """
-
-    id: str
-    patchset: str
-    kind: str
-    outcome: str
-    tree: Oid
-    paths: tuple[str, ...]
-    sha256: str | None = None
-    origin: Oid | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedLayer:
-    """One layer to be: `inputs` decide the content, `members` makes it when the key is new."""
-
-    name: str
-    inputs: Mapping[str, Any]
-    members: Callable[[], Iterable[Member]]
-
-    @property
-    def key(self) -> Digest:
-        """Return the digest of everything that decides the content."""
-        return digest_of(to_json({"format": LAYER_FORMAT, "inputs": self.inputs}))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """Everything that an image is made of, resolved; building looks at nothing else.
-
-    `epoch` is the pin's date in seconds: the date of every file. `head` is the commit that the
-    replay ended with. `lock` is `upstream.lock` as bytes. `recipe_digest` is of the recipe's file.
-    `below` are a base's paths (as in `Base`) when a Dockerfile will put the layers on it: then the
-    image is the delta alone. `package_dir` is where the look into the base found `sglang/`.
-    `bytecode` is the Python version to compile for, None for none (see `images.bytecode`). `cache`
-    is the folder of the blob store.
-    """
-
-    pin: Pin
-    recipe: Recipe
-    recipe_digest: Digest
-    trees: SourceTrees
-    head: Oid
-    series: tuple[AppliedPatch, ...]
-    lock: bytes
-    epoch: int
-    base: Base | None = None
-    below: frozenset[str] | None = None
-    package_dir: str | None = None
-    compiled: Compiled | None = None
-    kernels: tuple[PlannedLayer, ...] = ()
-    bytecode: str | None = None
-    platform: str = "linux/amd64"
-    cache: Path
-
-    @property
-    def where(self) -> str:
-        """Return the absolute folder in the image that holds `sglang/`."""
-        return self.package_dir or self.recipe.package_dir or OVERLAY_DIR
 
 
 def layers(prepared: Prepared) -> tuple[PlannedLayer, ...]:
@@ -162,7 +38,25 @@ def layers(prepared: Prepared) -> tuple[PlannedLayer, ...]:
     """
     alone = prepared.base is None and prepared.below is None
     upstream = (upstream_layer(prepared),) if alone else ()
-    return (*upstream, *prepared.kernels, *patch_layers(prepared, delta_of(prepared)))
+    # What kernels write is only known when they are read: any folder of ours may be among it.
+    below = [OURS, *(prepared.base.folders if prepared.base else ())]
+    ours = [f"{folder}/any" for folder in below if f"{folder}/".startswith(f"{OURS}/")]
+    kernels = (on_folders(layer, prepared, ours) for layer in prepared.kernels)
+    return (*upstream, *kernels, *patch_layers(prepared, delta_of(prepared)))
+
+
+def on_folders(layer: PlannedLayer, prepared: Prepared, paths: Iterable[str]) -> PlannedLayer:
+    """Return a layer that leaves the base's folders above its paths as they are.
+
+    Docker 20.10 gives a folder of the image the mode and the owner of its topmost entry, and makes
+    one of 755 and root where a layer has none: so the layer says again what the base says.
+    """
+    held = prepared.base.folders if prepared.base else {}
+    kept = {folder: held[folder] for path in paths for folder in parents(path) if folder in held}
+    if not kept:
+        return layer
+    shown = {folder: str(kept[folder]) for folder in sorted(kept)}
+    return replace(layer, inputs={**layer.inputs, "folders": shown}, folders=kept)
 
 
 # --- upstream ---------------------------------------------------------------------------------
@@ -177,12 +71,11 @@ def upstream_layer(prepared: Prepared) -> PlannedLayer:
         files = {f"{PACKAGE}/{path}": entry for path, entry in trees.objects.files(package)}
         yield from _sources(trees.objects, root, files)
         if prepared.bytecode:
-            yield from _bytecode(prepared, files).values()
-        for path, body in prepared.compiled.read() if prepared.compiled else ():
-            yield File(path=f"{root}/{PACKAGE}/{path}", body=body)
+            yield from bytecode_of(prepared, files).values()
+        yield from _compiled_members(prepared.compiled, root)
 
     return PlannedLayer(
-        name="upstream",
+        name=UPSTREAM,
         inputs={
             "package_dir": prepared.where,
             "date": prepared.epoch,
@@ -192,6 +85,12 @@ def upstream_layer(prepared: Prepared) -> PlannedLayer:
         },
         members=members,
     )
+
+
+def _compiled_members(found: Compiled | None, root: str) -> Iterator[Member]:
+    if found:
+        for file in found.files:
+            yield File(path=f"{root}/{PACKAGE}/{file.path}", body=partial(found.read, file))
 
 
 def _sources(objects: ObjectStore, root: str, files: Mapping[str, Entry]) -> Iterator[Member]:
@@ -209,105 +108,11 @@ def _sources(objects: ObjectStore, root: str, files: Mapping[str, Entry]) -> Ite
             raise ConfigError(f"{path}: mode {entry.mode} of git cannot be in an image")
 
 
-def _bytecode(prepared: Prepared, files: Mapping[str, Entry]) -> dict[str, File]:
-    """Return what the sources among these files compile to, by path as `sglang/...`."""
-    root = prepared.where.strip("/")
-    made: dict[str, File] = {}
-    for path, entry in files.items():
-        if prepared.bytecode and path.endswith(".py") and entry.mode in (FILE, EXECUTABLE):
-            source = prepared.trees.objects.blob(entry.oid)
-            done = compiled(f"{root}/{path}", source, prepared.bytecode)
-            if done:
-                made[done[0].removeprefix(f"{root}/")] = File(path=done[0], body=done[1])
-    return made
-
-
 def _reader(objects: ObjectStore, oid: Oid) -> Callable[[], bytes]:
     return lambda: objects.blob(oid)
 
 
 # --- patches ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
-    """What the patches change in the package: paths are `sglang/...`.
-
-    `deleted` are sources that go; `absent` is what the layers hide for it: those of them that are
-    below, stale compiled files, or whole folders that would be left empty.
-    """
-
-    written: Mapping[str, Entry]
-    deleted: tuple[str, ...]
-    absent: tuple[str, ...]
-
-
-def delta_of(prepared: Prepared) -> Delta:
-    """Return what the patched package differs in from the layers below."""
-    trees = prepared.trees
-    written: dict[str, Entry] = {}
-    deleted = []
-    for change in trees.objects.changes(
-        trees.package(trees.upstream), trees.package(trees.patched), f"{PACKAGE}/"
-    ):
-        if change.new:
-            if change.new.mode == GITLINK:
-                raise ConfigError(f"{change.path}: a submodule cannot be in an image")
-            written[change.path] = change.new
-        else:
-            deleted.append(change.path)
-    lower = _lower_paths(prepared)
-    gone = {path for path in deleted if path in lower}
-    gone.update(stale_pyc(lower, [*written, *deleted]))
-    made = _bytecode(prepared, written)
-    return Delta(
-        written=written,
-        deleted=tuple(deleted),
-        # A whiteout does not survive COPY: there the Dockerfile removes what is listed for it.
-        absent=() if prepared.below is not None else hidden(gone, [*written, *made], lower),
-    )
-
-
-def _lower_paths(prepared: Prepared) -> Collection[str]:
-    if prepared.base:
-        return prepared.base.paths
-    if prepared.below is not None:
-        return prepared.below
-    trees = prepared.trees
-    package = trees.package(trees.upstream)
-    paths = {f"{PACKAGE}/{path}" for path, _ in trees.objects.files(package)}
-    if prepared.bytecode:
-        paths.update([pyc_path(path, prepared.bytecode) for path in paths if path.endswith(".py")])
-    if prepared.compiled:
-        paths.update(f"{PACKAGE}/{path}" for path in prepared.compiled.paths)
-    return paths
-
-
-def hidden(
-    gone: Collection[str], written: Collection[str], lower: Collection[str]
-) -> tuple[str, ...]:
-    """Return the fewest paths to hide so that `gone` cannot be seen, sorted.
-
-    A folder of which nothing is left goes as a whole: an empty one would still import, as a
-    namespace package. A path that a written file replaces, or that has become a folder of written
-    files, needs no marker: the new entry hides the old one, and a marker beside it is a clash.
-    """
-    kept = {folder for path in [*written, *(set(lower) - set(gone))] for folder in _parents(path)}
-    marks = set()
-    for path in gone:
-        if path in kept or path in written:
-            continue
-        parents = _parents(path)
-        if not any(parent in written for parent in parents):
-            empty = (p for p in parents if p not in kept and not p.endswith(CACHE_FOLDER))
-            marks.add(next(empty, path))
-    return tuple(sorted(marks))
-
-
-def _parents(path: str) -> list[str]:
-    """Return the folders above a path, the topmost first."""
-    parts = path.split("/")
-    return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
 
 
 def patch_layers(prepared: Prepared, delta: Delta) -> tuple[PlannedLayer, ...]:
@@ -326,19 +131,20 @@ def patch_layers(prepared: Prepared, delta: Delta) -> tuple[PlannedLayer, ...]:
         if not (written or absent):
             continue
         shown = {path: f"{entry.mode} {entry.oid}" for path, entry in written.items()}
-        layers.append(
-            PlannedLayer(
-                name=f"{PATCHES}-{number:02}",
-                inputs={
-                    "package_dir": prepared.where,
-                    "date": prepared.epoch,
-                    "written": shown,
-                    "absent": list(absent),
-                    "bytecode": prepared.bytecode,
-                },
-                members=partial(_patch_members, prepared, root, written, absent),
-            )
+        layer = PlannedLayer(
+            name=f"{PATCHES}-{number:02}",
+            inputs={
+                "package_dir": prepared.where,
+                "date": prepared.epoch,
+                "written": shown,
+                "absent": list(absent),
+                "bytecode": prepared.bytecode,
+            },
+            members=partial(_patch_members, prepared, root, written, absent),
         )
+        made = [pyc_path(path, prepared.bytecode) for path in written] if prepared.bytecode else []
+        spoken = (f"{root}/{path}" for path in (*written, *absent, *made))
+        layers.append(on_folders(layer, prepared, spoken))
     return tuple(layers)
 
 
@@ -346,7 +152,7 @@ def _patch_members(
     prepared: Prepared, root: str, written: Mapping[str, Entry], absent: tuple[str, ...]
 ) -> Iterator[Member]:
     yield from _sources(prepared.trees.objects, root, written)
-    yield from _bytecode(prepared, written).values()
+    yield from bytecode_of(prepared, written).values()
     yield from (Whiteout(path=f"{root}/{path}") for path in absent)
 
 

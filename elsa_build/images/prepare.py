@@ -1,16 +1,18 @@
 """Puts together what an image is made of, from a pin, a recipe and a replay that came out clean."""
 
-from collections.abc import Iterable
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from elsa_build.git.objects import ObjectStore
 from elsa_build.images import base as bases
-from elsa_build.images.oci.layout import to_json
+from elsa_build.images.ingredients import Base, Compiled, CompiledFile, Prepared, SourceTrees
+from elsa_build.images.notes import Fields, Notebook
 from elsa_build.images.oci.store import digest_of
-from elsa_build.images.plan import PACKAGE, Base, Compiled, Prepared, SourceTrees
 from elsa_build.images.provenance import applied_patches
-from elsa_build.model import Pin, Recipe, Replay
+from elsa_build.images.survey import PACKAGE
+from elsa_build.model import Digest, Pin, Recipe, Replay
 from elsa_build.progress import SILENT, Progress
 from elsa_build.upstream import wheel as wheels
 
@@ -44,15 +46,21 @@ def prepare(
         FailedError: The base's tree is not the pinned one.
     """
     trees = SourceTrees(objects=objects, upstream=pin.tree, patched=done.tree)
-    base = findings = None
+    base = package_dir = None
     if recipe.base_layout:
         image = bases.open_base(recipe.base_layout)
-        package = trees.package(pin.tree)
-        listed = {f"{PACKAGE}/{path}": entry.oid for path, entry in objects.files(package)}
-        findings = bases.inspect(image, listed, package_dir=recipe.package_dir, progress=progress)
-        name = (recipe.base or str(recipe.base_layout.name)).partition("@")[0]
-        bases.check(findings, base=name, commit=pin.commit, python=recipe.python)
-        base = Base(name=name, image=image, paths=findings.paths)
+        found = bases.look(
+            image.manifest or image.config_digest,
+            lambda: nullcontext(image),
+            trees.pinned(),
+            package_dir=recipe.package_dir,
+            cache=cache,
+            progress=progress,
+        )
+        name = (recipe.base or recipe.base_layout.name).partition("@")[0]
+        bases.check(found, base=name, commit=pin.commit, python=recipe.python)
+        base = Base(name=name, image=image, paths=found.paths, folders=found.folders)
+        package_dir = found.package_dir
     return Prepared(
         pin=pin,
         recipe=recipe,
@@ -63,25 +71,54 @@ def prepare(
         lock=lock,
         epoch=int(datetime.fromisoformat(pin.date).timestamp()),
         base=base,
-        package_dir=findings.package_dir if findings else None,
-        compiled=compiled_files(wheel) if wheel and base is None else None,
+        package_dir=package_dir,
+        compiled=compiled_files(wheel, pin, cache) if wheel and base is None else None,
         platform=base.image.platform if base else "linux/amd64",
         cache=cache,
     )
 
 
-def compiled_files(wheel: Path) -> Compiled:
-    """Return what a wheel has beside the source tree: extensions, and the generated version."""
-    stamp = wheels.generated(wheel)
-    members = [*wheels.extensions(wheel), *([stamp] if stamp else [])]
+# --- compiled files ---------------------------------------------------------------------------
 
-    def read() -> Iterable[tuple[str, bytes]]:
-        for member in members:
-            path = member.name.removeprefix(f"{PACKAGE}/")
-            yield path, wheels.read_extension(wheel, member)
 
+def compiled_files(wheel: Path, pin: Pin, cache: Path) -> Compiled:
+    """Return what a wheel has beside the source tree: extensions, and the generated version.
+
+    A wheel is unpacked to hash them once; then there is a note of it in the cache.
+    """
+    locked = {artifact.filename: artifact.sha256 for artifact in pin.artifacts}
+    sha256 = locked.get(wheel.name) or wheels.sha256(wheel)
+    members = _SCANS.look_up(cache, {"wheel": sha256}, lambda: _scan(wheel))
+    below = {_below(member): member for member in members}
     return Compiled(
-        digest=digest_of(to_json({member.name: member.sha256 for member in members})),
-        paths=tuple(member.name.removeprefix(f"{PACKAGE}/") for member in members),
-        read=read,
+        wheel=wheel.name,
+        wheel_sha256=sha256,
+        files=tuple(
+            CompiledFile(path=path, size=member.size, digest=Digest(f"sha256:{member.sha256}"))
+            for path, member in below.items()
+        ),
+        read=lambda file: wheels.read_extension(wheel, below[file.path]),
     )
+
+
+def _scan(wheel: Path) -> tuple[wheels.Member, ...]:
+    stamp = wheels.generated(wheel)
+    return (*wheels.extensions(wheel), *([stamp] if stamp else []))
+
+
+def _below(member: wheels.Member) -> str:
+    return member.name.removeprefix(f"{PACKAGE}/")
+
+
+def _plain(members: tuple[wheels.Member, ...]) -> Fields:
+    return {"members": [[member.name, member.size, member.sha256] for member in members]}
+
+
+def _members(fields: Fields) -> tuple[wheels.Member, ...]:
+    listed: list[list[Any]] = fields["members"]
+    return tuple(
+        wheels.Member(name=name, size=size, sha256=sha256) for name, size, sha256 in listed
+    )
+
+
+_SCANS = Notebook(subject="wheel", edition=1, dump=_plain, load=_members)

@@ -14,15 +14,17 @@ from typing import Any
 
 from elsa_build import __version__
 from elsa_build.git.objects import SYMLINK
+from elsa_build.images.base import OURS
+from elsa_build.images.delta import Delta
 from elsa_build.images.dockerfile import STALE, stale_list
+from elsa_build.images.ingredients import AppliedPatch, Base, Compiled, PlannedLayer, Prepared
 from elsa_build.images.oci.layer import File
 from elsa_build.images.oci.store import digest_of
-from elsa_build.images.plan import AppliedPatch, Delta, PlannedLayer, Prepared
+from elsa_build.images.plan import on_folders
 from elsa_build.images.sbom import bill
 from elsa_build.model import Layer, Replay
 
-FOLDER = "opt/elsa"
-BUILD = f"{FOLDER}/build.json"
+BUILD = f"{OURS}/build.json"
 SCHEMA = "elsa-build/build/1"
 
 
@@ -90,20 +92,37 @@ def document(
             "arch": recipe.arch,
             "labels": dict(recipe.labels),
         },
-        "base": {"name": prepared.base.name, "digest": prepared.base.image.manifest}
-        if prepared.base
-        else None,
+        "base": _base(prepared.base) if prepared.base else None,
         "series": [_patch(patch) for patch in prepared.series],
         "layers": [
             {"name": plan.name, "key": layer.key, "diff_id": layer.diff_id, "inputs": plan.inputs}
             for plan, layer in zip(planned, layers, strict=True)
         ],
         "package_dir": root,
-        "compiled": list(prepared.compiled.paths) if prepared.compiled else [],
+        "compiled": [_compiled(prepared.compiled)] if prepared.compiled else [],
         "files": {f"{root}/{path}": shown for path, shown in _written(prepared, delta).items()},
         "deleted": [f"{root}/{path}" for path in delta.deleted],
         "outside": list(prepared.trees.outside()),
         "companions": {f"/{path}": digest_of(body) for path, body in companions.items()},
+    }
+
+
+def _base(base: Base) -> dict[str, Any]:
+    """Return what a base is; an image that never was in a registry has no manifest digest."""
+    return {
+        "name": base.name,
+        "digest": base.image.manifest,
+        "config": base.image.config_digest,
+    }
+
+
+def _compiled(compiled: Compiled) -> dict[str, Any]:
+    return {
+        "wheel": compiled.wheel,
+        "sha256": compiled.wheel_sha256,
+        "files": [
+            {"path": file.path, "size": file.size, "digest": file.digest} for file in compiled.files
+        ],
     }
 
 
@@ -143,12 +162,12 @@ def companions(prepared: Prepared, delta: Delta) -> dict[str, bytes]:
     An overlay also lists what a Dockerfile must remove from the base that it is copied to.
     """
     files = {
-        f"{FOLDER}/patches.lock": patches_lock(prepared).encode(),
-        f"{FOLDER}/sbom.cdx.json": pretty(bill(prepared, __version__)),
-        f"{FOLDER}/upstream.lock": prepared.lock,
+        f"{OURS}/patches.lock": patches_lock(prepared).encode(),
+        f"{OURS}/sbom.cdx.json": pretty(bill(prepared, __version__)),
+        f"{OURS}/upstream.lock": prepared.lock,
     }
     if prepared.base is None:
-        files[STALE.strip("/")] = stale_list(delta.written, delta.deleted, prepared.where)
+        files[STALE.strip("/")] = stale_list(delta.written, delta.deleted, delta.emptied)
     return files
 
 
@@ -166,7 +185,7 @@ def patches_lock(prepared: Prepared) -> str:
 
 def provenance_layer(prepared: Prepared, files: Mapping[str, bytes]) -> PlannedLayer:
     """Return the topmost layer: `build.json` and what stands beside it."""
-    return PlannedLayer(
+    layer = PlannedLayer(
         name="provenance",
         inputs={
             "date": prepared.epoch,
@@ -174,6 +193,7 @@ def provenance_layer(prepared: Prepared, files: Mapping[str, bytes]) -> PlannedL
         },
         members=lambda: [File(path=path, body=body) for path, body in files.items()],
     )
+    return on_folders(layer, prepared, files)
 
 
 def labels(build: Mapping[str, Any]) -> dict[str, str]:
@@ -205,5 +225,6 @@ def labels(build: Mapping[str, Any]) -> dict[str, str]:
     }
     if build["base"]:
         facts["org.opencontainers.image.base.name"] = build["base"]["name"]
-        facts["org.opencontainers.image.base.digest"] = build["base"]["digest"]
+        if build["base"]["digest"]:
+            facts["org.opencontainers.image.base.digest"] = build["base"]["digest"]
     return {**usual, **recipe["labels"], **facts}

@@ -19,7 +19,7 @@ from elsa_build.errors import ToolError
 from elsa_build.images import tags
 from elsa_build.images.oci.archive import write_archive
 from elsa_build.images.oci.layout import Assembled, write_layout
-from elsa_build.images.oci.store import disk_trouble, locked, sweep
+from elsa_build.images.oci.store import disk_trouble, locked, sweep, write_whole
 from elsa_build.images.record import Stamped, read, render
 from elsa_build.model import ImageRecord
 from elsa_build.progress import Progress
@@ -82,7 +82,7 @@ def publish(
                 _swap(
                     [(stage / name, output / name) for name in names],
                     stage / "old",
-                    lambda: _replace(destination.lock, claims),
+                    lambda: write_whole(destination.lock, claims),
                 )
 
 
@@ -155,14 +155,3 @@ def _swap(moves: Sequence[tuple[Path, Path]], old: Path, last: Callable[[], None
         raise
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-
-def _replace(path: Path, text: str) -> None:
-    handle, fresh = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            out.write(text)
-        Path(fresh).chmod(0o644)
-        Path(fresh).replace(path)
-    finally:
-        Path(fresh).unlink(missing_ok=True)

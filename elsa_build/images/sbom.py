@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from elsa_build.images.plan import PACKAGE, AppliedPatch, Prepared
+from elsa_build.images.ingredients import AppliedPatch, Prepared
+from elsa_build.images.survey import PACKAGE
 
 _PATCH_TYPES = {"cherry-pick": "cherry-pick", "hand-port": "backport"}
 

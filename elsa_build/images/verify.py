@@ -3,7 +3,8 @@
 From the outside in: the blobs against their digests, the layers against the config, `build.json`
 against the labels and the layers, the patched files against `build.json`; and what must be gone is
 gone: deleted files, and bytecode of what a patch replaced. An overlay image holds the whole
-package, so its git tree is computed from the image and compared as well.
+package, so its git tree is computed from the image and compared as well, and the compiled files of
+the release, which no tree holds, one by one.
 """
 
 import hashlib
@@ -19,9 +20,10 @@ from elsa_build.images.bytecode import module_of
 from elsa_build.images.oci.contents import Seen, Sort, visible
 from elsa_build.images.oci.store import digest_of_stream
 from elsa_build.images.oci.stored import StoredImage, UnreadableLayerError
-from elsa_build.images.plan import PACKAGE
+from elsa_build.images.plan import UPSTREAM
 from elsa_build.images.provenance import BUILD, SCHEMA, labels
 from elsa_build.images.record import Stamped
+from elsa_build.images.survey import PACKAGE
 from elsa_build.images.treeid import tree_id
 from elsa_build.model import Digest, Oid
 from elsa_build.progress import SILENT, Progress
@@ -52,7 +54,8 @@ def verify(
             with progress.task("patched files"):
                 findings += _contents(image, build)
             findings += [*_labels(image, build), *_layers(image, build)]
-            if build["base"] is None and not _copied(image, build):
+            whole = any(layer["name"] == UPSTREAM for layer in build["layers"])
+            if whole and not _copied(image, build):
                 findings += _package(image, build)
         except UnreadableLayerError as e:
             findings.append(_finding("E530", str(e), severity=Severity.WARNING, hint=e.hint))
@@ -115,6 +118,8 @@ def _blobs(image: StoredImage, progress: Progress) -> Iterator[Diagnostic]:
                 if stored != layer.digest:
                     yield _finding("E521", f"holds {stored}; damaged or edited", layer.file)
                     continue
+                if stored == layer.diff_id:
+                    continue  # it is not compressed
             try:
                 with image.plain(layer) as stream:
                     plain, _ = digest_of_stream(stream)
@@ -227,9 +232,13 @@ def _older(bytecode: Seen, source: Seen | None) -> bool:
 
 
 def _package(image: StoredImage, build: Mapping[str, Any]) -> Iterator[Diagnostic]:
-    """Compute the git tree of the whole package as the image shows it."""
+    """Compute the git tree of the whole package as the image shows it; hash what is compiled."""
     root = f"{build['package_dir'].strip('/')}/{PACKAGE}/"
-    compiled = {f"{root}{path}" for path in build["compiled"]}
+    compiled: dict[str, str] = {
+        f"{root}{file['path']}": file["digest"]
+        for wheel in build["compiled"]
+        for file in wheel["files"]
+    }
     seen = visible(
         image,
         lambda path: path.startswith(root) and path not in compiled and module_of(path) is None,
@@ -249,6 +258,11 @@ def _package(image: StoredImage, build: Mapping[str, Any]) -> Iterator[Diagnosti
             f"is git tree {found}, the patched package is {expected}",
             f"/{root.rstrip('/')}",
         )
+    shown = visible(image, compiled.__contains__, only=compiled)
+    for path, digest in sorted(compiled.items()):
+        there = shown[path].digest if path in shown else None
+        if there != digest:
+            yield _finding("E533", f"is {there or 'missing'}, the wheel has {digest}", f"/{path}")
 
 
 def _git_id(stream: IO[bytes], size: int) -> Digest:

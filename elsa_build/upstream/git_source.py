@@ -141,6 +141,17 @@ class GitSource:
                 )
             return self._pin(git, ref, commit)
 
+    def complete(self, since: Oid, until: Oid) -> None:
+        """Fetch the files that the commits after `since` up to `until` changed, all in one go.
+
+        A mirror of an address lacks them, and git would fetch each when it is read.
+
+        Raises:
+            ToolError: The repository cannot be reached, or git or the disk failed.
+        """
+        with self._mirror() as git:
+            self._complete(git, f"{since}..{until}")
+
     # --- names ------------------------------------------------------------------------------
 
     def _settled(self, git: Git, ref: str) -> Oid | None:
@@ -231,9 +242,13 @@ class GitSource:
         """Hold on to a commit, whatever upstream does to its branches, with all of its files."""
         ref = f"refs/elsa/pins/{commit}"
         git.move_refs({ref: (commit, git.find(ref))})
+        self._complete(git, "--no-walk", commit)
+
+    def _complete(self, git: Git, *revisions: str) -> None:
+        """Fetch what a partial clone lacks of the files of some commits."""
         if git.run("config", "--get", "remote.origin.promisor", ok=(0, 1))[1] == b"":
             return
-        listed = git.text("rev-list", "--objects", "--no-walk", "--missing=print", commit)
+        listed = git.text("rev-list", "--objects", "--missing=print", *revisions)
         missing = [line[1:] for line in listed.splitlines() if line.startswith("?")]
         if missing:
             wanted = "\n".join([*missing, ""]).encode()

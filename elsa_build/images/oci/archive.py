@@ -17,6 +17,8 @@ from elsa_build.errors import ConfigError
 from elsa_build.images.oci.layout import LAYOUT_MARK, Assembled, index_of, read_layout, to_json
 from elsa_build.images.oci.store import digest_of, disk_trouble
 from elsa_build.images.oci.stored import (
+    GZIP_MAGIC,
+    ZSTD_MAGIC,
     Document,
     StoredImage,
     StoredLayer,
@@ -205,7 +207,19 @@ def _read_docker(source: TarSource, tag: str | None) -> StoredImage:
         size = source.size(file)
         if size is None:
             raise ConfigError(f"{source.place}: {file}: missing, though manifest.json names it")
-        layers.append(StoredLayer(file=file, diff_id=Digest(diff_id), size=size, media_type=_PLAIN))
+        with source.open(file) as stream:
+            magic = stream.read(4)
+        # A tar that is not compressed is stored as what its diff id says.
+        packed = magic == ZSTD_MAGIC or magic.startswith(GZIP_MAGIC)
+        layers.append(
+            StoredLayer(
+                file=file,
+                diff_id=Digest(diff_id),
+                size=size,
+                media_type=_PLAIN,
+                digest=None if packed else Digest(diff_id),
+            )
+        )
     names = images[0].get("RepoTags") or []
     return StoredImage(
         source=source,

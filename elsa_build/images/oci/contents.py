@@ -6,12 +6,13 @@ ones; reading ends as soon as every asked path is decided. Source: OCI image spe
 
 import tarfile
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import IO
 
 from elsa_build.errors import ConfigError
-from elsa_build.images.oci.layer import OPAQUE, WHITEOUT
+from elsa_build.images.oci.cover import Cover
 from elsa_build.images.oci.store import digest_of, digest_of_stream
 from elsa_build.images.oci.stored import StoredImage, StoredLayer
 from elsa_build.model import Digest
@@ -45,23 +46,29 @@ def clean_name(name: str) -> str:
     return "/".join(part for part in name.split("/") if part not in ("", "."))
 
 
-def entries(
-    image: StoredImage, layer: StoredLayer
-) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarFile]]:
-    """Yield a layer's members in order: path, header, and the tar to read a body from.
+Entry = tuple[str, tarfile.TarInfo, tarfile.TarFile]
+"""A member of a layer: its path, its header, and the tar to read its body from."""
+
+
+@contextmanager
+def entries(image: StoredImage, layer: StoredLayer) -> Iterator[Iterator[Entry]]:
+    """Open a layer and iterate over its members in order; bodies are read inside the block.
 
     Raises:
-        ConfigError: The layer is cut off or is not a tar.
+        ConfigError: The layer is cut off or damaged; also where the block reads a body.
     """
-    with image.plain(layer) as stream:
-        try:
-            with tarfile.open(fileobj=stream, mode="r|") as tar:
-                while (member := tar.next()) is not None:
-                    yield clean_name(member.name), member, tar
-                    # Constant memory: a base has some hundred thousand members.
-                    vars(tar)["members"].clear()
-        except tarfile.TarError as e:
-            raise ConfigError(f"{image.source.place}: {layer.file}: broken layer: {e}") from e
+    try:
+        with image.plain(layer) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
+            yield _entries(tar)
+    except tarfile.TarError as e:
+        raise ConfigError(f"{image.source.place}: {layer.file}: broken layer: {e}") from e
+
+
+def _entries(tar: tarfile.TarFile) -> Iterator[Entry]:
+    while (member := tar.next()) is not None:
+        yield clean_name(member.name), member, tar
+        # Constant memory: a base has some hundred thousand members.
+        vars(tar)["members"].clear()
 
 
 def visible(
@@ -86,19 +93,16 @@ def visible(
         ConfigError: A layer that had to be read is broken or cannot be decompressed.
     """
     found: dict[str, Seen] = {}
-    cover = _Cover()
+    cover = Cover()
     for number in range(len(image.layers) - 1, -1, -1):
         if only is not None and all(path in found or cover.hides(path) for path in only):
             break
-        below = _Cover()
-        for path, member, tar in entries(image, image.layers[number]):
-            name = path.rpartition("/")[2]
-            if name.startswith(WHITEOUT):
-                below.delete(path)
-                continue
-            below.add(path, folder=member.isdir())
-            if wanted(path) and not member.isdir() and not cover.hides(path):
-                found[path] = _look(member, tar, number, None if path in keep else measure)
+        below = Cover()
+        with entries(image, image.layers[number]) as members:
+            for path, member, tar in members:
+                shown = below.take(path, folder=member.isdir()) and not member.isdir()
+                if shown and wanted(path) and not cover.hides(path):
+                    found[path] = _look(member, tar, number, None if path in keep else measure)
         cover.extend(below)
     return found
 
@@ -118,42 +122,3 @@ def _look(
     body = None if measure else stream.read()
     digest = measure(stream, member.size) if measure else digest_of(body or b"")
     return Seen(sort=Sort.FILE, layer=number, mode=member.mode, digest=digest, body=body)
-
-
-class _Cover:
-    """What some layers hide of the layers below them."""
-
-    def __init__(self) -> None:
-        self.gone: set[str] = set()  # with everything below it
-        self.opaque: set[str] = set()  # only what is below
-        self.folders: set[str] = set()  # hides a file of that name, not what is below
-
-    def delete(self, marker: str) -> None:
-        """Take in a whiteout by the path of its marker."""
-        folder, slash, name = marker.rpartition("/")
-        if name == OPAQUE:
-            self.opaque.add(folder)
-        else:
-            self.gone.add(f"{folder}{slash}{name.removeprefix(WHITEOUT)}")
-
-    def add(self, path: str, *, folder: bool) -> None:
-        """Take in a member."""
-        (self.folders if folder else self.gone).add(path)
-        while path and (path := path.rpartition("/")[0]) not in self.folders:
-            self.folders.add(path)
-
-    def extend(self, other: "_Cover") -> None:
-        """Take in what another layer hides."""
-        self.gone |= other.gone
-        self.opaque |= other.opaque
-        self.folders |= other.folders
-
-    def hides(self, path: str) -> bool:
-        """Say whether a file at this path, in a layer below, cannot be seen."""
-        if path in self.gone or path in self.folders:
-            return True
-        while path:
-            path = path.rpartition("/")[0]
-            if path in self.gone or path in self.opaque:
-                return True
-        return False

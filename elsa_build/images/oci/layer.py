@@ -1,9 +1,10 @@
 """A layer's bytes depend on its members alone: not on who writes it, where, when, in what order.
 
 What is promised: the plain tar (diff id) is equal on every machine; the gzip blob is equal where
-the compressor is the same by name, level and version, which `Compressor.label` records. Directories
-are written once with mode 755, so that no layer changes the permissions of `/opt`; a deletion is a
-whiteout file, and a layer never makes a directory opaque.
+the compressor is the same by name, level and version, which `Compressor.label` records. Folders
+are written once, with mode 755 and owned by root unless the layers below have them otherwise; to
+leave them out would not do, since docker 20.10 then makes them 755 on top of the base's. A deletion
+is a whiteout file, and a layer never makes a folder opaque.
 Source: OCI image spec, layer.md (whiteouts); RFC 1952 (gzip header).
 """
 
@@ -11,11 +12,12 @@ import hashlib
 import importlib
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import IO, Any, BinaryIO
 
-from elsa_build.errors import ConfigError
+from elsa_build.errors import ConfigError, ToolError
 from elsa_build.model import Digest
 
 OCI_LAYER_GZIP = "application/vnd.oci.image.layer.v1.tar+gzip"
@@ -23,8 +25,22 @@ WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
 
 _BLOCK = 512
+_PIECE = 1 << 20
 _GZIP_HEADER = b"\x1f\x8b\x08\x00\0\0\0\0\x00\xff"
 """Deflate, no flags (so no name), mtime 0, no extra flags, operating system 255 (unknown)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """A body too large to hold: its size in bytes, and what opens it when its turn comes."""
+
+    size: int
+    open: Callable[[], IO[bytes]]
+
+    @staticmethod
+    def of(path: Path) -> "Stream":
+        """Return the content of a file on disk."""
+        return Stream(size=path.stat().st_size, open=lambda: path.open("rb"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +48,23 @@ class File:
     """A regular file; `body` is called when its turn comes, so that one body is held at a time."""
 
     path: str
-    body: bytes | Callable[[], bytes]
+    body: bytes | Callable[[], bytes] | Stream
     executable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """How a folder is kept: nine bits of mode (and the three above them), owner and group."""
+
+    mode: int = 0o755
+    uid: int = 0
+    gid: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.mode:o} {self.uid}:{self.gid}"
+
+
+USUAL = Folder()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +176,12 @@ class _Gzip:
 
 
 def write_layer(
-    members: Iterable[Member], out: BinaryIO, *, mtime: int, compressor: Compressor
+    members: Iterable[Member],
+    out: BinaryIO,
+    *,
+    mtime: int,
+    compressor: Compressor,
+    folders: Mapping[str, Folder] | None = None,
 ) -> Blob:
     """Write a gzip-compressed tar and return its digests, in one pass.
 
@@ -154,12 +190,17 @@ def write_layer(
         out: Where the blob goes; bytes are written from its present position on.
         mtime: Seconds since the epoch, of every entry.
         compressor: What deflates.
+        folders: How the layers below keep folders that are not 755 and root's, by path.
 
     Raises:
         ConfigError: A path that a layer cannot hold, or two members at one path.
+        ToolError: A streamed body has another size than was said.
     """
     sink = _Gzip(out, compressor)
     for member in tar_order(members):
+        if isinstance(member, str):
+            sink.write(_folder(member, mtime, (folders or {}).get(member, USUAL)))
+            continue
         for piece in _entry(member, mtime):
             sink.write(piece)
     sink.write(bytes(2 * _BLOCK))
@@ -201,21 +242,34 @@ def _check_path(path: str) -> None:
         raise ConfigError(f"{path!r} is not UTF-8, which an image needs") from e
 
 
-def _entry(member: Member | str, mtime: int) -> Iterator[bytes]:
-    if isinstance(member, str):
-        yield _header(f"{member}/", mtime, kind=tarfile.DIRTYPE, mode=0o755)
-    elif isinstance(member, Symlink):
+def _folder(path: str, mtime: int, kept: Folder) -> bytes:
+    return _header(
+        f"{path}/", mtime, kind=tarfile.DIRTYPE, mode=kept.mode, owner=(kept.uid, kept.gid)
+    )
+
+
+def _entry(member: Member, mtime: int) -> Iterator[bytes]:
+    if isinstance(member, Symlink):
         yield _header(member.path, mtime, kind=tarfile.SYMTYPE, mode=0o777, target=member.target)
     elif isinstance(member, Whiteout):
         folder, slash, name = member.path.rpartition("/")
         yield _header(f"{folder}{slash}{WHITEOUT}{name}", mtime)
     else:
-        body = member.body if isinstance(member.body, bytes) else member.body()
-        yield _header(
-            member.path, mtime, mode=0o755 if member.executable else 0o644, size=len(body)
-        )
-        yield body
-        yield bytes(-len(body) % _BLOCK)
+        body = member.body() if callable(member.body) else member.body
+        size = body.size if isinstance(body, Stream) else len(body)
+        yield _header(member.path, mtime, mode=0o755 if member.executable else 0o644, size=size)
+        yield from _pieces(member.path, body) if isinstance(body, Stream) else (body,)
+        yield bytes(-size % _BLOCK)
+
+
+def _pieces(path: str, body: Stream) -> Iterator[bytes]:
+    length = 0
+    with body.open() as stream:
+        while piece := stream.read(_PIECE):
+            length += len(piece)
+            yield piece
+    if length != body.size:
+        raise ToolError(f"{path}: {length} bytes, not {body.size}; it changed while it was read")
 
 
 def _header(
@@ -226,8 +280,10 @@ def _header(
     mode: int = 0o644,
     size: int = 0,
     target: str = "",
+    owner: tuple[int, int] = (0, 0),
 ) -> bytes:
-    """Return a tar header: owner 0:0 without names; PAX records only where ustar cannot say it."""
+    """Return a tar header: owners as numbers; PAX records only where ustar cannot say it."""
     info = tarfile.TarInfo(name)
     info.type, info.mode, info.size, info.mtime, info.linkname = kind, mode, size, mtime, target
+    info.uid, info.gid = owner
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")

@@ -117,6 +117,27 @@ def index_of(image: Assembled) -> bytes:
     return to_json({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [entry]})
 
 
+def assembled(image: StoredImage, name: str) -> Assembled:
+    """Return the image of a layout folder under a name, ready to be written in another form.
+
+    Raises:
+        ConfigError: It is no layout folder: its blobs are no files of their own.
+    """
+    place, manifest = image.source.place, image.manifest
+    if manifest is None or not place.is_dir():
+        raise ConfigError(f"{place}: is no layout folder")
+    digests = tuple(layer.digest for layer in image.layers if layer.digest)
+    return Assembled(
+        tag=name.rpartition(":")[2],
+        name=name,
+        config=blob_path(place, image.config_digest).read_bytes(),
+        manifest=blob_path(place, manifest).read_bytes(),
+        platform=image.platform,
+        layers=digests,
+        blobs={digest: blob_path(place, digest) for digest in digests},
+    )
+
+
 LAYOUT_MARK = to_json({"imageLayoutVersion": "1.0.0"})
 
 

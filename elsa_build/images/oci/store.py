@@ -102,6 +102,22 @@ def link_or_copy(source: Path, target: Path) -> None:
         target.chmod(0o444)
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Put a text at a path at once, so that nobody reads half of it.
+
+    Raises:
+        OSError: The folder is missing or not writable, or the disk is full; nothing is left.
+    """
+    handle, fresh = tempfile.mkstemp(prefix=".new-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            out.write(text)
+        Path(fresh).chmod(0o644)
+        Path(fresh).replace(path)
+    finally:
+        Path(fresh).unlink(missing_ok=True)
+
+
 @dataclass(frozen=True, slots=True)
 class BlobStore:
     """The blob cache below one folder."""
@@ -190,10 +206,4 @@ class BlobStore:
         entry = self._entry(key, compressor)
         with disk_trouble(entry):
             entry.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(prefix=".new-", dir=entry.parent)
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as out:
-                    json.dump(asdict(blob), out, sort_keys=True)
-                Path(name).replace(entry)
-            finally:
-                Path(name).unlink(missing_ok=True)
+            write_whole(entry, json.dumps(asdict(blob), sort_keys=True))
