@@ -20,6 +20,7 @@ from elsa_build.model import (
     Origin,
     Patch,
     Pin,
+    Proposal,
     Recipe,
     Replay,
     Series,
@@ -31,7 +32,10 @@ from elsa_build.patches.absorption import judge
 from elsa_build.patches.guarding import guarded
 from elsa_build.patches.history import UpstreamCommit, between
 from elsa_build.patches.mail import write as as_mail
-from elsa_build.patches.replay import replay
+from elsa_build.patches.proposals.memory import Memory
+from elsa_build.patches.proposals.memory import load as load_memory
+from elsa_build.patches.proposals.propose import propose
+from elsa_build.patches.replay import Clash, Proposer, replay
 from elsa_build.patches.review import Review, Revision
 from elsa_build.patches.reviewing import review
 from elsa_build.patches.seriesfile import NAME
@@ -106,12 +110,22 @@ def rebased(
     recipe: Recipe | None = None,
     progress: Progress = SILENT,
 ) -> Iterator[tuple[Rebased, Quarantine]]:
-    """Replay the project's series (a recipe's, or all patchsets) on `onto`; guard and probe it."""
+    """Replay the project's series (a recipe's, or all patchsets) on `onto`; guard and probe it.
+
+    A conflict gets a proposal where one holds; `resolve --accept` is how one is taken.
+    """
     lock = project.read_lock(root)
     series = project.read_series(root, recipe.patchsets if recipe else None)
     pinned = project.pinned_repository(lock, progress, series)
     with Git(pinned) as old, Git(onto.repository) as new, new.quarantine(old) as inner:
-        done = guarded(inner, replay(inner, series, onto.commit, progress=progress))
+        done = replay(
+            inner,
+            series,
+            onto.commit,
+            propose=proposer(root, series),
+            progress=progress,
+        )
+        done = guarded(inner, done)
         history = _history(inner, lock.pin.commit, onto)
         done = _judged(inner, done, history, recipe)
         standing = [step.patch for step in done.steps if step.commit]
@@ -127,6 +141,30 @@ def rebased(
             ),
             inner,
         )
+
+
+def proposer(root: Path, series: Series) -> Proposer:
+    """Return what suggests settlements, with the resolutions that the patchsets remember.
+
+    Raises:
+        ConfigError: A stored resolution cannot be read.
+    """
+    names = dict.fromkeys(patch.patchset for patch in series.patches)
+    folders = [root / project.PATCHSETS / name for name in names]
+    known = [one for folder in folders for one in load_memory(folder, root=root).resolutions]
+    memory = Memory(resolutions=tuple(known))
+
+    def suggest(git: Git, clash: Clash) -> Proposal | None:
+        return propose(
+            git,
+            before=clash.before,
+            after=clash.after,
+            onto=clash.onto,
+            merged=clash.merged,
+            memory=memory.of(clash.patch.id),
+        )
+
+    return suggest
 
 
 def _judged(

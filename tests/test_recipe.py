@@ -54,7 +54,7 @@ def test_the_recipe_of_elsa_says_what_elsa_runs():
     assert (recipe.tag, recipe.arch, recipe.patchsets) == (
         "elsa-v1.7",
         "sm_120",
-        ("chunked-state-copy",),
+        ("chunked-state-copy", "mamba-checkpoint-guard", "sparse-verify"),
     )
     assert flags["max-running-requests"] == "12"
     assert flags["context-length"] == "262144"

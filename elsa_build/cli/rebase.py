@@ -10,7 +10,7 @@ from elsa_build import project, rebasing
 from elsa_build.cli.app import app
 from elsa_build.cli.command import Result, Session, command
 from elsa_build.errors import ExitCode, UsageError
-from elsa_build.model import Recipe
+from elsa_build.model import Outcome, Recipe, Replay
 from elsa_build.reports import forms, plain, terminal
 
 
@@ -60,7 +60,7 @@ def rebase(
         done = found.done
         closing = f"nothing was written; next: elsa-build rebase --onto {onto} --write"
         if not done.clean:
-            closing = "nothing was written; next: elsa-build resolve ID --onto " + onto
+            closing = f"nothing was written; next: elsa-build {_next(done)} --onto {onto}"
         elif write:
             rebasing.write(session.root, found, quarantine)
             closing = "patchsets and lock moved; next: elsa-build check, then git diff"
@@ -82,3 +82,12 @@ def rebase(
         status="ok" if done.clean else "conflict",
         code=ExitCode.OK if done.clean else ExitCode.CONFLICT,
     )
+
+
+def _next(done: Replay) -> str:
+    """Return what to do about the first patch that needs a person."""
+    for step in done.steps:
+        if step.failed:
+            accept = " --accept" if step.outcome is Outcome.PROPOSED else ""
+            return f"resolve {step.patch.id}{accept}"
+    return "check"

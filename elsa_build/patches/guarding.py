@@ -12,7 +12,7 @@ from dataclasses import replace
 from elsa_build.diagnostics import Diagnostic
 from elsa_build.git.door import Git
 from elsa_build.git.objects import SYMLINK, TREE
-from elsa_build.model import Oid, Outcome, Replay, Step
+from elsa_build.model import Oid, Replay, Step
 from elsa_build.patches.contracts import new_callers
 from elsa_build.patches.guards.run import FileChange, ModuleIndex, examine
 from elsa_build.patches.replay import change_of
@@ -30,7 +30,7 @@ def guarded(git: Git, done: Replay, *, progress: Progress = SILENT) -> Replay:
     steps: list[Step] = []
     with progress.task("guards", total=len(done.steps)) as advance:
         for step in done.steps:
-            if step.outcome is Outcome.CLEAN:
+            if step.commit:
                 after = _Tree(git, step.tree)
                 files = _files(git, step, _Tree(git, before), after)
                 found = (_addressed(f, step) for f in examine(files, after, index=index))

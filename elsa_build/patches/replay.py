@@ -7,12 +7,23 @@ afterwards, by `guarding`.
 """
 
 import contextlib
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from elsa_build.diagnostics import Diagnostic, Severity
+from elsa_build.diagnostics import Diagnostic, Severity, errors
 from elsa_build.git.door import Git
 from elsa_build.git.objects import Change
-from elsa_build.model import Oid, Outcome, Patch, Replay, Series, Signature, Status, Step
+from elsa_build.model import (
+    Oid,
+    Outcome,
+    Patch,
+    Proposal,
+    Replay,
+    Series,
+    Signature,
+    Status,
+    Step,
+)
 from elsa_build.patches.diff import DiffError
 from elsa_build.patches.diff import changes as changes_in
 from elsa_build.patches.threeway import Merged, put, written
@@ -21,14 +32,47 @@ from elsa_build.progress import SILENT, Progress
 REPLAYED = (Status.CANDIDATE, Status.KEPT)
 
 
-def replay(git: Git, series: Series, onto: Oid, *, progress: Progress = SILENT) -> Replay:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clash:
+    """A patch that does not merge: its trees as written, the tree it meets, git's own attempt."""
+
+    patch: Patch
+    before: Oid
+    after: Oid
+    onto: Oid
+    merged: Merged
+
+
+Proposer = Callable[[Git, Clash], Proposal | None]
+"""What may suggest how a conflict could be settled (see `proposals`)."""
+
+
+def replay(
+    git: Git,
+    series: Series,
+    onto: Oid,
+    *,
+    propose: Proposer | None = None,
+    accept: Collection[str] = (),
+    progress: Progress = SILENT,
+) -> Replay:
     """Return what the series does to the commit `onto`.
 
     New objects are written to `git`: open a quarantine to try without a trace. The same inputs
     give the same commit ids on every machine.
+
+    Args:
+        git: Where all objects are.
+        series: The patches, in order.
+        onto: The commit to put them on.
+        propose: Asked about each conflict that does not lie in another one's shadow.
+        accept: Ids of patches whose proposal is taken; a proposal that a guard objects to is not.
+        progress: Told of finished patches.
     """
     start = git.commit(onto).tree
-    state = _State(git=git, start=start, head=onto, tree=start)
+    state = _State(
+        git=git, start=start, head=onto, tree=start, propose=propose, accept=frozenset(accept)
+    )
     steps = []
     with progress.task(f"replay {series.name}", total=len(series.patches)) as advance:
         for patch in series.patches:
@@ -50,6 +94,8 @@ class _State:
     start: Oid
     head: Oid
     tree: Oid
+    propose: Proposer | None = None
+    accept: frozenset[str] = frozenset()
     contexts: dict[Oid | None, Oid] = field(default_factory=dict)
     unresolved: dict[str, str] = field(default_factory=dict)
 
@@ -65,12 +111,11 @@ class _State:
         merged = put(self.git, before, after, self.tree)
         own = tuple(path for path, _, _ in change)
         if merged.conflicts:
-            return self._conflict(patch, own, merged)
+            clash = Clash(patch=patch, before=before, after=after, onto=self.tree, merged=merged)
+            return self._conflict(clash, own)
         if merged.tree == self.tree:
             return Step(patch=patch, outcome=Outcome.ABSORBED, tree=self.tree, paths=own)
-        self.tree = merged.tree
-        message, author = words_of(self.git, patch)
-        self.head = self.git.commit_tree(self.tree, (self.head,), message, author)
+        self._take(patch, merged.tree)
         return Step(
             patch=patch,
             outcome=Outcome.CLEAN,
@@ -78,6 +123,11 @@ class _State:
             commit=self.head,
             paths=merged.paths,
         )
+
+    def _take(self, patch: Patch, tree: Oid) -> None:
+        self.tree = tree
+        message, author = words_of(self.git, patch)
+        self.head = self.git.commit_tree(tree, (self.head,), message, author)
 
     def _pass_over(self, patch: Patch) -> None:
         """Advance the stack as it was written past a patch that is not replayed.
@@ -100,17 +150,29 @@ class _State:
         found = self.git.find(patch.base, "tree") if patch.base and not known else None
         return known or found or self.start
 
-    def _conflict(self, patch: Patch, own: tuple[str, ...], merged: Merged) -> Step:
+    def _conflict(self, clash: Clash, own: tuple[str, ...]) -> Step:
+        patch, merged = clash.patch, clash.merged
         touched = tuple(sorted({*own, *merged.paths}))
         blocker = next((self.unresolved[p] for p in touched if p in self.unresolved), None)
-        self.unresolved.update(dict.fromkeys(touched, patch.id))
+        proposal = None
+        if self.propose and not blocker:
+            proposal = self.propose(self.git, clash)
+        usable = proposal is not None and not errors(proposal.findings)
+        taken = usable and patch.id in self.accept
+        if proposal and taken:
+            self._take(patch, proposal.tree)
+        else:
+            self.unresolved.update(dict.fromkeys(touched, patch.id))
+        outcome = Outcome.BLOCKED if blocker else Outcome.CONFLICT
         return Step(
             patch=patch,
-            outcome=Outcome.BLOCKED if blocker else Outcome.CONFLICT,
+            outcome=Outcome.PROPOSED if usable else outcome,
             tree=self.tree,
+            commit=self.head if taken else None,
             paths=touched,
             conflicts=merged.conflicts,
             blocked_by=blocker,
+            proposal=proposal,
         )
 
 

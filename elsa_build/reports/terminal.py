@@ -42,7 +42,7 @@ def replay(done: Replay) -> "RenderableType":
     width = max((len(step.patch.id) for step in done.steps), default=0)
     parts: list[RenderableType] = [_line(step, width) for step in done.steps]
     for step in done.steps:
-        parts.extend(_details(step))
+        parts.extend(details(step))
     parts.append(_totals(done))
     return Group(*parts)
 
@@ -60,7 +60,8 @@ def _line(step: Step, width: int) -> "Text":
     return line
 
 
-def _details(step: Step) -> Iterator["Text"]:
+def details(step: Step) -> Iterator["Text"]:
+    """Yield the conflicts of a step, each as two diffs, and its findings."""
     from rich.text import Text  # noqa: PLC0415
 
     if step.absorption and step.absorption.verdict is not Verdict.CARRIED:
@@ -69,6 +70,10 @@ def _details(step: Step) -> Iterator["Text"]:
     for conflict in step.conflicts:
         yield Text(f"\n{step.patch.id}: {conflict.path}: {conflict.reason}", style="bold")
         yield from _regions(conflict)
+    if step.proposal:
+        yield Text(f"\n{step.patch.id}: a proposal", style="bold cyan")
+        yield from (Text(f"  {line}") for line in step.proposal.how)
+        yield from (Text(f"  {f.severity}[{f.code}] {f}") for f in step.proposal.findings)
     for found in step.findings:
         style = {"error": "red", "warning": "yellow", "note": "dim"}[found.severity]
         if found.severity is not Severity.NOTE:
