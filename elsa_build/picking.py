@@ -9,8 +9,12 @@ from elsa_build import project, rebasing
 from elsa_build.diagnostics import Diagnostic, Severity
 from elsa_build.errors import UsageError
 from elsa_build.git.door import Git, Quarantine
-from elsa_build.model import Kind, Oid, Patch, Replay, Series, SourceKind
+from elsa_build.model import Kind, Oid, Origin, Patch, Replay, Series, SourceKind
+from elsa_build.nightly import survey
+from elsa_build.nightly.prerequisites import Ground, prerequisites
+from elsa_build.nightly.trial import landed, part
 from elsa_build.patches import editing, naming, seriestext, sources
+from elsa_build.patches import message as words
 from elsa_build.patches.guarding import guarded
 from elsa_build.patches.importing import Choice, slug, unused
 from elsa_build.patches.replay import replay
@@ -29,13 +33,33 @@ class Ask:
     onto: str | None = None
     into: str = "picks"
     why: str | None = None
+    with_prerequisites: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A commit to pick; `serves` is the one that was asked for when this only has to come first."""
+
+    named: naming.Named
+    serves: naming.Named | None = None
+
+    @property
+    def why(self) -> str:
+        """Return the reason to carry it, when the person gives none."""
+        if self.serves:
+            return f"{self.named.subject} (prerequisite of {_name(self.serves)})"
+        return f"{self.named.subject} (picked from upstream)"
+
+
+def _name(one: naming.Named) -> str:
+    return f"#{one.pr}" if one.pr else one.commit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """What became of it: `named` and the steps of `done` go in pairs."""
+    """What became of it: `wanted` and the steps of `done` go in pairs."""
 
-    named: tuple[naming.Named, ...]
+    wanted: tuple[Wanted, ...]
     done: Replay
     findings: tuple[Diagnostic, ...] = ()
     written: bool = False
@@ -54,14 +78,21 @@ def pick(root: Path, ask: Ask, *, write: bool, progress: Progress = SILENT) -> T
     if ask.onto:
         if write:
             raise UsageError("--onto only tries; nothing could be kept", hint="add --dry-run")
+        if ask.with_prerequisites:
+            raise UsageError("--onto tries single commits, without prerequisites")
         return _try_anywhere(root, ask, progress)
     lock = project.read_lock(root)
     series = project.read_series(root)
     with ExitStack() as opened:
-        git, far, tip = _open(opened, lock, ask, progress)
-        named = tuple(naming.find(git, text, tip) for text in ask.commits)
+        git, far, onto = _open(opened, lock, series, ask, progress)
+        named = tuple(naming.find(git, text, onto.commit) for text in ask.commits)
         _refuse_carried(series, named)
-        fresh = _patches(git, named, ask, series)
+        rebasing.picks(git, [one.commit for one in named])
+        wanted = tuple(Wanted(named=one) for one in named)
+        lacking: tuple[Diagnostic, ...] = ()
+        if ask.with_prerequisites:
+            wanted, lacking = _with_prerequisites(git, lock, series, onto, named, progress)
+        fresh = _patches(git, wanted, ask, series, survey.scope(lock))
         whole = replace(series, patches=(*series.patches, *fresh))
         done = guarded(git, replay(git, whole, lock.pin.commit, progress=progress))
         steps = done.steps[-len(fresh) :]
@@ -70,8 +101,9 @@ def pick(root: Path, ask: Ask, *, write: bool, progress: Progress = SILENT) -> T
         if keep and far is None:
             editing.write(_references(root, ask, fresh, lock))
         elif keep:
-            editing.write(_mails(root, git, ask, named, lock, series))
-    return Tried(named=named, done=tried, findings=tuple(_warnings(named)), written=keep)
+            editing.write(_mails(root, git, ask, fresh, lock, series))
+    findings = (*_warnings([one.named for one in wanted]), *lacking)
+    return Tried(wanted=wanted, done=tried, findings=findings, written=keep)
 
 
 def _try_anywhere(root: Path, ask: Ask, progress: Progress) -> Tried:
@@ -83,14 +115,18 @@ def _try_anywhere(root: Path, ask: Ask, progress: Progress) -> Tried:
         named = tuple(naming.find(inner, text, tip) for text in ask.commits)
         series = rebasing.picks(inner, [one.commit for one in named])
         done = guarded(inner, replay(inner, series, onto.commit, progress=progress))
-    return Tried(named=named, done=done, findings=tuple(_warnings(named)))
+    return Tried(
+        wanted=tuple(Wanted(named=one) for one in named),
+        done=done,
+        findings=tuple(_warnings(named)),
+    )
 
 
 def _open(
-    opened: ExitStack, lock: Lock, ask: Ask, progress: Progress
-) -> tuple[Quarantine, Git | None, Oid]:
+    opened: ExitStack, lock: Lock, series: Series, ask: Ask, progress: Progress
+) -> tuple[Quarantine, Git | None, rebasing.Onto]:
     """Open a quarantine over the pin and over the commits' own repository (None: the same one)."""
-    pinned = opened.enter_context(Git(project.pinned_repository(lock, progress)))
+    pinned = opened.enter_context(Git(project.pinned_repository(lock, progress, series)))
     if ask.upstream is None and lock.pin.source is not SourceKind.GIT:
         raise UsageError(
             "the lock pins a release, which has no history to pick from",
@@ -98,9 +134,50 @@ def _open(
         )
     onto = rebasing.find_onto(ask.source, lock=lock, upstream=ask.upstream, progress=progress)
     if onto.repository.resolve() == pinned.path.resolve():
-        return opened.enter_context(pinned.quarantine()), None, onto.commit
+        return opened.enter_context(pinned.quarantine()), None, onto
     far = opened.enter_context(Git(onto.repository))
-    return opened.enter_context(pinned.quarantine(far)), far, onto.commit
+    return opened.enter_context(pinned.quarantine(far)), far, onto
+
+
+def _with_prerequisites(
+    git: Quarantine,
+    lock: Lock,
+    series: Series,
+    onto: rebasing.Onto,
+    named: Sequence[naming.Named],
+    progress: Progress,
+) -> tuple[tuple[Wanted, ...], tuple[Diagnostic, ...]]:
+    """Return the picks, each behind the earlier commits that it conflicts without."""
+    history = survey.fetched(git, lock, onto, survey.start(git, lock, None), progress)
+    by_oid = {one.oid: one for one in history}
+    scope = survey.scope(lock)
+    tree = replay(git, series, lock.pin.commit).tree
+    wanted: dict[Oid, Wanted] = {}
+    findings = []
+    for one in named:
+        if one.commit in wanted:
+            continue
+        ground = Ground(git=git, onto=tree, history=history, scope=scope)
+        found = prerequisites(ground, one.commit, guarded=True)
+        if found.reason:
+            findings.append(_lacking(one, found.reason))
+        for commit in found.commits:
+            before = naming.find(git, commit.oid, onto.commit)
+            wanted.setdefault(commit.oid, Wanted(named=before, serves=one))
+        wanted[one.commit] = Wanted(named=one)
+        for oid in (*(commit.oid for commit in found.commits), one.commit):
+            if oid in by_oid:
+                tree = landed(git, by_oid[oid], tree, scope).tree
+    return tuple(wanted.values()), tuple(findings)
+
+
+def _lacking(one: naming.Named, reason: str) -> Diagnostic:
+    return Diagnostic(
+        code="W302",
+        severity=Severity.WARNING,
+        message=f"{one.asked}: no prerequisites were found: {reason}",
+        hint=f"elsa-build nightly scan --grep '{_name(one)}'",
+    )
 
 
 def _refuse_carried(series: Series, named: Sequence[naming.Named]) -> None:
@@ -115,18 +192,34 @@ def _refuse_carried(series: Series, named: Sequence[naming.Named]) -> None:
 
 
 def _patches(
-    git: Git, named: Sequence[naming.Named], ask: Ask, series: Series
+    git: Quarantine, wanted: Sequence[Wanted], ask: Ask, series: Series, scope: str
 ) -> tuple[Patch, ...]:
-    """Return the picks as patches of ours, each a reference to its commit."""
+    """Return the picks as patches of ours, each a reference to its commit.
+
+    Where the pinned tree has only a part of upstream's (`scope`), the reference is to that part of
+    the commit, made anew in the quarantine.
+    """
     taken = {patch.id for patch in series.patches}
-    drafts = rebasing.picks(git, [one.commit for one in named], ask.into).patches
-    made = []
-    for one, draft in zip(named, drafts, strict=True):
-        name = unused(slug(one.subject), taken)
+    drafts = rebasing.picks(git, [one.named.commit for one in wanted], ask.into).patches
+    made: list[Patch] = []
+    for one, draft in zip(wanted, drafts, strict=True):
+        name = unused(slug(one.named.subject), taken)
         taken.add(name)
-        why = ask.why or f"{one.subject} (picked from upstream)"
-        origin = replace(draft.origin, pr=one.pr)
-        made.append(replace(draft, id=name, why=why, origin=origin))
+        needed = [
+            patch.id
+            for patch, other in zip(made, wanted, strict=False)
+            if other.serves is one.named
+        ]
+        commit = part(git, one.named.commit, scope) if scope else one.named.commit
+        made.append(
+            replace(
+                draft,
+                id=name,
+                why=one.why if one.serves else ask.why or one.why,
+                origin=Origin(commit=commit, pr=one.named.pr),
+                requires=tuple(needed),
+            )
+        )
     return tuple(made)
 
 
@@ -142,22 +235,43 @@ def _references(root: Path, ask: Ask, fresh: Sequence[Patch], lock: Lock) -> edi
 
 
 def _mails(
-    root: Path, git: Git, ask: Ask, named: Sequence[naming.Named], lock: Lock, series: Series
+    root: Path, git: Quarantine, ask: Ask, fresh: Sequence[Patch], lock: Lock, series: Series
 ) -> editing.Edit:
     """Return the edit that adds picks as patch files: the lock's source lacks the commits."""
     folder = root / project.PATCHSETS / ask.into
-    incoming = [patch for one in named for patch in sources.named(git, one.commit)[1].patches]
-    return editing.add(
+    incoming = [_incoming(git, patch) for patch in fresh]
+    edit = editing.add(
         git,
         folder,
         root,
         editing.Addition(
             incoming=tuple(incoming),
-            choice=Choice(kind=Kind.CHERRY_PICK, why=ask.why),
+            choice=Choice(kind=Kind.CHERRY_PICK),
             base=None if (folder / NAME).is_file() else lock.pin.commit,
         ),
         [patch.id for patch in series.patches if patch.patchset != ask.into],
     )
+    ids = {draft.id: patch.id for draft, patch in zip(fresh, edit.patches, strict=True)}
+    shown = f"{project.PATCHSETS}/{ask.into}/{NAME}"
+    text = edit.files[NAME].decode()
+    for draft in fresh:
+        text = seriestext.with_field(text, shown, ids[draft.id], "why", draft.why)
+        if draft.requires:
+            needed = [ids[one] for one in draft.requires]
+            text = seriestext.with_field(text, shown, ids[draft.id], "requires", needed)
+    return replace(edit, files={**edit.files, NAME: text.encode()})
+
+
+def _incoming(git: Quarantine, patch: Patch) -> sources.Incoming:
+    """Return a pick as it is imported, with the line by which its origin is known."""
+    assert patch.origin.commit is not None
+    found = sources.of_commit(git, patch.origin.commit)
+    message = found.message
+    if "(cherry picked from commit " not in message:
+        message = f"{message.rstrip()}\n\n(cherry picked from commit {patch.origin.commit})\n"
+    if patch.origin.pr:
+        message = words.with_trailers(message, {"Upstream-PR": str(patch.origin.pr)})
+    return replace(found, message=message)
 
 
 def _warnings(named: Sequence[naming.Named]) -> Iterator[Diagnostic]:

@@ -12,12 +12,13 @@ from pathlib import Path
 
 from elsa_build import project
 from elsa_build.diagnostics import Diagnostic
-from elsa_build.errors import ConfigError
+from elsa_build.errors import ConfigError, ConflictError
 from elsa_build.git.door import Git, Quarantine
 from elsa_build.model import (
     Kind,
     Oid,
     Origin,
+    Outcome,
     Patch,
     Pin,
     Proposal,
@@ -218,7 +219,12 @@ def _edit(root: Path, name: str, found: Rebased, quarantine: Quarantine) -> edit
     for step in replay(quarantine, own, found.onto.commit).steps:
         if step.commit and step.patch.file:
             files[step.patch.file.name] = as_mail(quarantine, step.commit)
-        elif step.patch.status in (Status.CANDIDATE, Status.KEPT) and step.patch.file:
+        elif step.outcome in (Outcome.CONFLICT, Outcome.BLOCKED):
+            raise ConflictError(
+                f"{step.patch.id} applies in the whole stack, but not with {name} alone",
+                hint=f"elsa-build patch edit {step.patch.id}: requires, or another order of sets",
+            )
+        elif step.outcome is Outcome.ABSORBED and step.patch.file:
             text = seriestext.with_field(text, shown, step.patch.id, "status", Status.ABSORBED)
     return editing.Edit(folder=folder, files={**files, NAME: text.encode()})
 
@@ -288,7 +294,8 @@ def steps_between(
 
 
 def _history(git: Git, base: Oid, onto: Onto) -> tuple[UpstreamCommit, ...]:
-    if git.run("merge-base", "--is-ancestor", base, onto.commit, ok=(0, 1, 128))[0] == 0:
+    # A pin on a release branch is no ancestor of the nightly branch, but shares its history.
+    if git.run("merge-base", base, onto.commit, ok=(0, 1, 128))[0] == 0:
         return between(git, base, onto.commit)
     commit = git.commit(onto.commit)
     changes = tuple(git.objects.changes(git.commit(base).tree, commit.tree))

@@ -18,7 +18,9 @@ from elsa_build.reports import plain, terminal
 @command(
     app,
     "apply",
-    example="elsa-build apply --to ../patched\nelsa-build apply --branch elsa --upstream ../sglang",
+    example="elsa-build apply --to ../patched\n"
+    "elsa-build apply --branch elsa --upstream ../sglang\n"
+    "elsa-build apply --without mamba-copy --to ../arm-b",
 )
 def apply(
     session: Session,
@@ -36,12 +38,20 @@ def apply(
         Path | None,
         typer.Option(metavar="PATH", help="The repository of --branch (default: the mirror)"),
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", help="Only this patch of the recipe; repeatable"),
+    ] = None,
+    without: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="All but this patch; repeatable")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("-n", "--dry-run", help="Write nothing")] = False,
     locked: Annotated[bool, typer.Option("--locked", help="Refuse to change the lock")] = False,
 ) -> Result:
     """Replay the series on the pin; write it to a folder or a branch.
 
-    Without --to and --branch the result is only reported, and recorded in the lock.
+    Without --to and --branch the result is only reported, and recorded in the lock. A part of the
+    series (--only, --without) is never recorded.
     """
     if to and branch:
         raise UsageError("--to and --branch exclude each other")
@@ -52,7 +62,12 @@ def apply(
         checkout.refuse_foreign(to)
     closing = ""
     with project.replayed(
-        session.root, recipe=chosen, locked=locked, progress=session.progress
+        session.root,
+        recipe=chosen,
+        locked=locked,
+        only=only or (),
+        without=without or (),
+        progress=session.progress,
     ) as (stack, quarantine):
         done = stack.done
         if not stack.clean:

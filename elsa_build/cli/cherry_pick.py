@@ -14,7 +14,7 @@ from elsa_build.reports import plain, terminal
 @command(
     app,
     "cherry-pick",
-    example="elsa-build cherry-pick --from nightly '#36865' --into picks\n"
+    example="elsa-build cherry-pick --from nightly '#36865' --into picks --with-prerequisites\n"
     "elsa-build cherry-pick --upstream ../sglang --onto v0.5.23 4f2a91c --dry-run --json",
 )
 def cherry_pick(
@@ -38,11 +38,21 @@ def cherry_pick(
     why: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Why we carry it (default: its subject)")
     ] = None,
+    with_prerequisites: Annotated[
+        bool,
+        typer.Option("--with-prerequisites", help="First what a conflicting one stands on"),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("-n", "--dry-run", help="Only try")] = False,
 ) -> Result:
     """Pick upstream commits onto our stack and keep those that apply as patches."""
     asked = picking.Ask(
-        commits=tuple(commits), source=source, upstream=upstream, onto=onto, into=into, why=why
+        commits=tuple(commits),
+        source=source,
+        upstream=upstream,
+        onto=onto,
+        into=into,
+        why=why,
+        with_prerequisites=with_prerequisites,
     )
     tried = picking.pick(session.root, asked, write=not dry_run, progress=session.progress)
     return Result(
@@ -61,13 +71,15 @@ def cherry_pick(
 
 
 def _step(tried: picking.Tried, number: int) -> dict[str, Any]:
-    step, named = tried.done.steps[number], tried.named[number]
+    step, named = tried.done.steps[number], tried.wanted[number].named
+    serves = tried.wanted[number].serves
     return {
         **plain.step(step),
         "commit": named.commit,
         "result": step.commit,
         "pr": named.pr,
         "reverted_by": named.reverted_by,
+        "prerequisite_of": serves.commit if serves else None,
     }
 
 

@@ -23,6 +23,10 @@ COMMANDS = {
     "nightly": "See what upstream did since the pin, and what it took back of ours.",
     "rebase": "Replay the series on another upstream and report every patch.",
     "forecast": "Name the first upstream commit that breaks each patch, and what it did.",
+    "bisect": "Find the first patch with which a command fails, by halves of the series.",
+    "range-diff": "Compare two states of the stack, each replayed on its own pin.",
+    "stats": "Count what we carry: lines, files, ages, and the conflicts of each rebase so far.",
+    "resolve": "Lay out a patch's conflict in a work tree; --continue stores how it was settled.",
     "report": "Render what `rebase --report` saved; no repository and no network is needed.",
     "recipe": "Show what a recipe resolves to.",
     "dockerfile": "Render the Dockerfile that puts the overlay image on a base.",
@@ -36,7 +40,7 @@ COMMANDS = {
 A command is imported when it is used: all of them together cost more than `--help` may.
 """
 
-_MODULES = {"patch": ("patch", "patch_edit")}
+_MODULES = {"patch": ("patch", "patch_edit", "patch_vendor")}
 
 
 def load(argv: Sequence[str]) -> None:

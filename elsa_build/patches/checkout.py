@@ -8,13 +8,14 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from elsa_build.errors import ConfigError, FailedError, ToolError
 from elsa_build.git.door import Git, environment
 from elsa_build.model import Oid, Replay
 
-_MARK = "elsa.head"
+MARK = "elsa.head"
 """The git configuration key by which we know a folder as ours, and what we put there."""
 
 
@@ -60,20 +61,20 @@ def refuse_foreign(folder: Path) -> None:
             f"{folder} is not empty and was not made by elsa-build",
             hint="choose a folder that does not exist",
         )
-    ours = _git(folder, "config", "--get", _MARK, ok=(0, 1)).strip()
+    ours = in_folder(folder, "config", "--get", MARK, ok=(0, 1)).strip()
     if not ours:
         raise ConfigError(
             f"{folder} is a repository that elsa-build did not make",
             hint=f"elsa-build apply --branch NAME --upstream {folder}",
         )
-    changed = _git(folder, "status", "--porcelain").splitlines()
+    changed = in_folder(folder, "status", "--porcelain").splitlines()
     if changed:
         names = ", ".join(line[3:] for line in changed[:5])
         raise FailedError(
             f"{folder} has changes of its own: {names} ({len(changed)} in all)",
             hint=f"git -C {folder} stash, or elsa-build patch refresh ID --work-tree {folder}",
         )
-    if _git(folder, "rev-parse", "HEAD").strip() != ours:
+    if in_folder(folder, "rev-parse", "HEAD").strip() != ours:
         raise FailedError(
             f"{folder} has commits of its own since {ours}",
             hint="elsa-build patch refresh, or choose another folder",
@@ -81,24 +82,31 @@ def refuse_foreign(folder: Path) -> None:
 
 
 def _fill(mirror: Path, done: Replay, fresh: Path, branch: str) -> None:
-    with Git(mirror) as git:
-        objects = git.directory / "objects"
-    _git(fresh, "init", "--quiet", "--template=", f"--initial-branch={branch}")
+    borrowing(fresh, (mirror,), branch)
+    in_folder(fresh, "update-ref", f"refs/heads/{branch}", done.head)
+    in_folder(fresh, "update-ref", "refs/tags/elsa-base", done.onto)
+    in_folder(fresh, "reset", "--quiet", "--hard")
+    in_folder(fresh, "config", MARK, done.head)
+
+
+def borrowing(fresh: Path, repositories: Iterable[Path], branch: str) -> None:
+    """Make an empty work tree that reads the objects of other repositories (git alternates)."""
+    objects = []
+    for repository in repositories:
+        with Git(repository) as git:
+            objects.append(git.text("rev-parse", "--path-format=absolute", "--git-path", "objects"))
+    in_folder(fresh, "init", "--quiet", "--template=", f"--initial-branch={branch}")
     inside = fresh / ".git"
     for name, text in (
-        ("objects/info/alternates", f"{objects}\n"),
+        ("objects/info/alternates", "".join(f"{one}\n" for one in dict.fromkeys(objects))),
         # What running the tree leaves behind, and what a wheel adds to it, is nobody's change.
         ("info/exclude", "__pycache__/\n*.so\n_version.py\n"),
     ):
         (inside / name).parent.mkdir(exist_ok=True)
         (inside / name).write_text(text)
-    _git(fresh, "update-ref", f"refs/heads/{branch}", done.head)
-    _git(fresh, "update-ref", "refs/tags/elsa-base", done.onto)
-    _git(fresh, "reset", "--quiet", "--hard")
-    _git(fresh, "config", _MARK, done.head)
 
 
-def _git(folder: Path, *args: str, ok: tuple[int, ...] = (0,)) -> str:
+def in_folder(folder: Path, *args: str, ok: tuple[int, ...] = (0,)) -> str:
     """Run git in a work tree; these few calls are the only ones that need one."""
     ran = subprocess.run(
         ["git", "-C", str(folder), *args],

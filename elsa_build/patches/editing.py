@@ -159,7 +159,7 @@ def add(git: Git, folder: Path, root: Path, addition: Addition, taken: Sequence[
     head, tree = done.head, done.tree
     names: list[str] = []
     used = {*taken, *(patch.id for patch in series.patches)}
-    number = _last_number(series)
+    number = last_number(series)
     patches: list[Patch] = []
     findings: list[Diagnostic] = []
     for incoming in addition.incoming:
@@ -341,7 +341,8 @@ def _landed(git: Git, tree: Oid, incoming: Incoming, choice: Choice, before: int
     return Applied(tree=merged.tree)
 
 
-def _last_number(series: Series) -> int:
+def last_number(series: Series) -> int:
+    """Return the highest number among the file names of a patchset; 0 when there is none."""
     names = [patch.file.name for patch in series.patches if patch.file]
     found = [re.match(r"\d{4}(?=-)", name) for name in names]
     return max((int(match[0]) for match in found if match), default=0)

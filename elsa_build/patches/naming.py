@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from elsa_build.errors import ConfigError
 from elsa_build.git.door import Git
 from elsa_build.model import Oid
+from elsa_build.patches.history import UpstreamCommit
+from elsa_build.patches.reverts import standing, told, turns
 
 _PULL = re.compile(r"(?:#|(?:https?://\S+?)/(?:pull|pulls)/)(\d+)(?:[/?#]\S*)?", re.IGNORECASE)
 _COMMIT = re.compile(r"(?:https?://\S+?/commit/)?([0-9a-f]{7,40})(?:[?#]\S*)?", re.IGNORECASE)
@@ -41,7 +43,7 @@ def find(git: Git, asked: str, tip: Oid) -> Named:
         commit=commit,
         subject=subject,
         pr=int(number[1]) if number else None,
-        reverted_by=_revert(git, commit, subject, tip),
+        reverted_by=_revert(git, commit, tip),
     )
 
 
@@ -66,21 +68,13 @@ def _pull_request(git: Git, number: int, tip: Oid) -> Oid:
     )
 
 
-def _revert(git: Git, commit: Oid, subject: str, tip: Oid) -> Oid | None:
-    """Return the last commit after this one that reverts it and was not itself reverted."""
+def _revert(git: Git, commit: Oid, tip: Oid) -> Oid | None:
+    """Return the later commit by which this one is taken back now, if it is."""
     if git.run("merge-base", "--is-ancestor", commit, tip, ok=(0, 1))[0]:
         return None
-    form = ("--first-parent", "-F", f"--grep=This reverts commit {commit}")
-    named = git.text("log", *form, "--format=%H", f"{commit}..{tip}").split()
-    quoted = git.text(
-        "log",
-        "--first-parent",
-        "-F",
-        f'--grep=Revert "{subject}',
-        "--format=%H %s",
-        f"{commit}..{tip}",
-    ).splitlines()
-    named += [
-        line.split(" ", 1)[0] for line in quoted if line.split(" ", 1)[1].startswith("Revert")
-    ]
-    return Oid(named[0]) if named else None
+    made = git.commit(commit)
+    itself = UpstreamCommit(
+        oid=commit, author=made.author.name, date="", message=made.message, changes=()
+    )
+    found = standing(turns((itself, *told(git, tip, commit))).get(commit, ()))
+    return found.oid if found else None

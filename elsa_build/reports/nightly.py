@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from elsa_build.model import Outcome
 from elsa_build.nightly.reverts import Finding
 from elsa_build.nightly.scan import Candidate
+from elsa_build.reports import plain
 from elsa_build.reports.terminal import SIGNS
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def document(one: Candidate) -> dict[str, Any]:
         "alone": str(one.alone),
         "stacked": str(one.stacked),
         "conflicts": list(one.conflicts),
+        "objections": [plain.finding(found) for found in one.objections],
         "prerequisites": [
             {"commit": c.oid, "pr": c.pr, "subject": c.subject} for c in needed.commits
         ]
@@ -63,6 +65,8 @@ def _facts(one: Candidate) -> Iterable[str]:
         yield f"carried as {one.carried}"
     if one.in_pin:
         yield "in the pin already"
+    if one.objections:
+        yield f"but {one.objections[0]}"
     if one.stacked is not one.alone:
         yield f"{one.stacked} with the candidates before it"
     if one.prerequisites:
@@ -78,11 +82,11 @@ def _facts(one: Candidate) -> Iterable[str]:
 
 def totals(found: Sequence[Candidate], commits: int) -> str:
     """Return one line on all candidates, and the next command."""
-    alone = Counter(one.alone for one in found)
+    alone = sum(one.alone is Outcome.CLEAN and not one.objections for one in found)
     stacked = Counter(one.stacked for one in found)
     with_more = sum(bool(one.prerequisites and one.prerequisites.commits) for one in found)
     words = (
-        f"{len(found)} of {commits} commits matter: {alone[Outcome.CLEAN]} apply alone, "
+        f"{len(found)} of {commits} commits matter: {alone} apply alone, "
         f"{with_more} more with prerequisites; {stacked[Outcome.CLEAN]} apply in order"
     )
     return f"{words}\nnext: elsa-build cherry-pick --from nightly COMMIT... --with-prerequisites"
