@@ -1,6 +1,7 @@
 """The manners of the command line: help, completion, stdout and stderr, exit codes."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -62,7 +63,9 @@ def test_a_command_that_writes_has_a_dry_run(commands):
 def test_the_reference_is_what_the_commands_say():
     page = Path(__file__).parent.parent / "docs/generate.py"
 
-    ran = subprocess.run([sys.executable, page, "--check"], capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, page, "--check"], capture_output=True, text=True, check=False
+    )
 
     assert ran.returncode == 0, ran.stderr
 
@@ -120,8 +123,6 @@ def test_a_bug_leaves_a_report_and_its_own_code(tmp_path):
 
 
 def test_completion_knows_commands_and_their_options():
-    import os
-
     env = os.environ | {
         "_ELSA_BUILD_COMPLETE": "complete_bash",
         "COMP_WORDS": "elsa-build ver",

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from elsa_build.git.door import Git
-from elsa_build.git.objects import Entry
 from elsa_build.model import Outcome, Series, SourceKind
 from elsa_build.patches import probes, seriesfile
 from elsa_build.patches.diff import changes
@@ -125,9 +124,7 @@ def _of(git, patch, base, change, written):
     here = git.objects.edit(None, {path: entry for path, entry in written.items() if entry})
     merged = git.merge_trees(before, here, after)
     assert merged.clean
-    entries: dict[str, Entry | None] = {
-        c.path: git.objects.find(merged.tree, c.path) for c in change
-    }
+    entries = {c.path: git.objects.find(merged.tree, c.path) for c in change}
     author = patch.mail.author
     commit = git.commit_tree(git.objects.edit(tree, entries), (base,), "ported", author)
     form = ("--full-index", "-U1", "--no-renames", "--binary")
