@@ -7,17 +7,18 @@ from pathlib import Path
 
 from elsa_build import project, rebasing
 from elsa_build.diagnostics import Diagnostic, Severity
-from elsa_build.errors import UsageError
+from elsa_build.errors import ConflictError, UsageError
 from elsa_build.git.door import Git, Quarantine
-from elsa_build.model import Kind, Oid, Origin, Patch, Replay, Series, SourceKind
+from elsa_build.model import Kind, Oid, Origin, Outcome, Patch, Replay, Series, SourceKind
 from elsa_build.nightly import survey
 from elsa_build.nightly.prerequisites import Ground, prerequisites
 from elsa_build.nightly.trial import landed, part
 from elsa_build.patches import editing, naming, seriestext, sources
 from elsa_build.patches import message as words
 from elsa_build.patches.guarding import guarded
-from elsa_build.patches.importing import Choice, slug, unused
-from elsa_build.patches.replay import replay
+from elsa_build.patches.importing import Choice, file_name, slug, unused
+from elsa_build.patches.mail import write as as_mail
+from elsa_build.patches.replay import replay, words_of
 from elsa_build.patches.seriesfile import NAME
 from elsa_build.progress import SILENT, Progress
 from elsa_build.upstream.lock import Lock
@@ -34,6 +35,7 @@ class Ask:
     into: str = "picks"
     why: str | None = None
     with_prerequisites: bool = False
+    accept: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,7 @@ def pick(root: Path, ask: Ask, *, write: bool, progress: Progress = SILENT) -> T
     """Try upstream commits and, when `write` and all of them apply, add them to a patchset.
 
     With `upstream` and `onto` they are tried on that commit alone and nothing is kept; else on the
-    pin with the whole stack on it.
+    pin with the whole stack on it. Where one conflicts, a proposal is taken with `accept` only.
 
     Raises:
         UsageError: Only one of `upstream` and `onto`, or both with `write`.
@@ -94,11 +96,13 @@ def pick(root: Path, ask: Ask, *, write: bool, progress: Progress = SILENT) -> T
             wanted, lacking = _with_prerequisites(git, lock, series, onto, named, progress)
         fresh = _patches(git, wanted, ask, series, survey.scope(lock))
         whole = replace(series, patches=(*series.patches, *fresh))
-        done = guarded(git, replay(git, whole, lock.pin.commit, progress=progress))
+        done = _replayed(root, git, whole, lock.pin.commit, ask, progress)
         steps = done.steps[-len(fresh) :]
         tried = replace(done, steps=steps)
         keep = write and tried.clean
-        if keep and far is None:
+        if keep and any(step.outcome is Outcome.PROPOSED for step in steps):
+            editing.write(_settled(root, git, ask, fresh, lock, series))
+        elif keep and far is None:
             editing.write(_references(root, ask, fresh, lock))
         elif keep:
             editing.write(_mails(root, git, ask, fresh, lock, series))
@@ -114,12 +118,26 @@ def _try_anywhere(root: Path, ask: Ask, progress: Progress) -> Tried:
         tip = inner.find(ask.source) or onto.commit
         named = tuple(naming.find(inner, text, tip) for text in ask.commits)
         series = rebasing.picks(inner, [one.commit for one in named])
-        done = guarded(inner, replay(inner, series, onto.commit, progress=progress))
+        done = _replayed(root, inner, series, onto.commit, ask, progress)
     return Tried(
         wanted=tuple(Wanted(named=one) for one in named),
         done=done,
         findings=tuple(_warnings(named)),
     )
+
+
+def _replayed(
+    root: Path, git: Quarantine, series: Series, onto: Oid, ask: Ask, progress: Progress
+) -> Replay:
+    done = replay(
+        git,
+        series,
+        onto,
+        propose=rebasing.proposer(root, series),
+        accept=[patch.id for patch in series.patches] if ask.accept else (),
+        progress=progress,
+    )
+    return guarded(git, done)
 
 
 def _open(
@@ -232,6 +250,32 @@ def _references(root: Path, ask: Ask, fresh: Sequence[Patch], lock: Lock) -> edi
         text = (folder / NAME).read_text(encoding="utf-8")
     files = {NAME: seriestext.appended(text, shown, fresh).encode()}
     return editing.Edit(folder=folder, files=files, patches=tuple(fresh))
+
+
+def _settled(
+    root: Path, git: Quarantine, ask: Ask, fresh: Sequence[Patch], lock: Lock, series: Series
+) -> editing.Edit:
+    """Return the edit that adds picks as patch files, as their accepted proposals have them.
+
+    A reference could not hold what was settled, so each is written as it stands in its patchset.
+    """
+    own = tuple(patch for patch in series.patches if patch.patchset == ask.into)
+    alone = replace(series, patches=(*own, *fresh))
+    done = _replayed(root, git, alone, lock.pin.commit, ask, SILENT)
+    files: dict[str, bytes] = {}
+    patches = []
+    for number, step in enumerate(done.steps[len(own) :], editing.last_number(alone) + 1):
+        if step.commit is None:
+            raise ConflictError(f"{step.patch.id}: {step.outcome} in {ask.into} alone")
+        message, author = words_of(git, step.patch)
+        parents = git.commit(step.commit).parents
+        message = editing.rightly(step.patch, message)
+        commit = git.commit_tree(step.tree, parents, message, author)
+        name = file_name(number, step.patch.id)
+        files[name] = as_mail(git, commit)
+        patches.append(replace(step.patch, file=Path(name)))
+    edit = _references(root, ask, patches, lock)
+    return replace(edit, files={**files, **edit.files})
 
 
 def _mails(

@@ -301,3 +301,35 @@ def test_a_merge_is_not_a_single_change(root, upstream):
     upstream.git.move_refs({"refs/heads/main": (merge, tip)})
 
     assert "merge" in elsa(root, "cherry-pick", merge, "--from", "main", code=5).stderr
+
+
+IMPORTS = "import os\nimport sys\n\n\ndef use():\n    return os, sys\n"
+
+
+def test_a_conflicting_pick_has_a_proposal_and_is_kept_only_when_accepted(root, upstream):
+    upstream_commit(upstream, "Base (#50)", {"python/sglang/tool.py": IMPORTS})
+    elsa(root, "pin", "update")
+    elsa(root, "rebase", "--onto", "main", "--write")
+    text = IMPORTS.replace("import sys\n", "import sys\nimport re\n").replace(
+        "os, sys", "os, sys, 1"
+    )
+    upstream_commit(upstream, "Number (#51)", {"python/sglang/tool.py": text})
+    text = text.replace("import re\n", "import re\nimport json\n")
+    upstream_commit(upstream, "Json (#52)", {"python/sglang/tool.py": text})
+    where = ("--from", "main", "--upstream", str(upstream.git.path))
+    onto = document(root, "pin", "show")["data"]["pin"]["commit"]
+
+    tried = document(root, "cherry-pick", "#52", *where, "--onto", onto, "-n", code=3)["data"]
+
+    (step,) = tried["steps"]
+    assert step["outcome"] == "proposed"
+    assert step["tree"] is None
+    assert step["proposal"]["how"]
+    elsa(root, "cherry-pick", "#52", *where, code=3)
+    assert not (root / "patchsets/picks").exists()
+    elsa(root, "cherry-pick", "#52", *where, "--accept")
+    recipe = root / "recipes/small.yaml"
+    recipe.write_text(recipe.read_text().replace("[local]", "[local, picks]"))
+    applied = document(root, "apply")["data"]
+    assert [s["outcome"] for s in applied["steps"]] == ["clean", "clean"]
+    assert document(root, "check")["status"] == "ok"

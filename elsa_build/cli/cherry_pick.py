@@ -8,6 +8,7 @@ from elsa_build import picking
 from elsa_build.cli.app import app
 from elsa_build.cli.command import Result, Session, command
 from elsa_build.errors import ExitCode
+from elsa_build.model import Outcome
 from elsa_build.reports import plain, terminal
 
 
@@ -42,6 +43,9 @@ def cherry_pick(
         bool,
         typer.Option("--with-prerequisites", help="First what a conflicting one stands on"),
     ] = False,
+    accept: Annotated[
+        bool, typer.Option("--accept", help="Take the proposal where one conflicts")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("-n", "--dry-run", help="Only try")] = False,
 ) -> Result:
     """Pick upstream commits onto our stack and keep those that apply as patches."""
@@ -53,6 +57,7 @@ def cherry_pick(
         into=into,
         why=why,
         with_prerequisites=with_prerequisites,
+        accept=accept,
     )
     tried = picking.pick(session.root, asked, write=not dry_run, progress=session.progress)
     return Result(
@@ -88,4 +93,6 @@ def _closing(tried: picking.Tried, into: str) -> str:
         return (
             f"{len(tried.done.steps)} added to patchsets/{into}; next: elsa-build apply --dry-run"
         )
+    if any(step.outcome is Outcome.PROPOSED and not step.commit for step in tried.done.steps):
+        return "nothing was written; next: the same command with --accept"
     return "nothing was written"
