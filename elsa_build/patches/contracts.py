@@ -8,6 +8,7 @@ allocator return nothing instead of asserting, and the next release called it fr
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from elsa_build.diagnostics import Diagnostic, Severity
@@ -60,7 +61,8 @@ def new_callers(
                 changed[name].add(step.patch.id)
     if not changed:
         return {}
-    before, after = (_uses(git, tree, changed) for tree in (written_on, onto))
+    with ThreadPoolExecutor(2) as pool:
+        before, after = pool.map(lambda tree: _uses(git, tree, changed), (written_on, onto))
     found: dict[str, list[Diagnostic]] = defaultdict(list)
     for name, patches in sorted(changed.items()):
         known, now = before[name], after[name]
