@@ -267,3 +267,17 @@ def test_the_mode_of_a_file_is_kept(story):
     )
 
     assert objects.find(found.propose().tree, "m.py").mode == "100755"
+
+
+def test_a_new_file_goes_along_with_the_directory_that_upstream_renamed(case):
+    names = ("a", "b", "c")
+    texts = {name: "\n\n".join(FUNCTION.format(name, i) for i in range(5)) for name in names}
+    base = {f"old/{name}.py": text for name, text in texts.items()}
+    ours = dict.fromkeys(base) | {f"new/{name}.py": text for name, text in texts.items()}
+    found = case(base, ours, {"old/mine.py": "x = 1\n"})
+
+    proposal = found.propose()
+
+    assert found.text(proposal.tree, "new/mine.py") == "x = 1\n"
+    assert found.text(proposal.tree, "old/mine.py") is None
+    assert "renamed the directory to new" in proposal.how[0]

@@ -128,3 +128,15 @@ def test_a_call_that_lacks_what_upstream_now_requires_is_an_objection():
 
 def test_text_that_does_not_parse_is_an_objection():
     assert said("def f(:\n")[0].startswith("does not parse")
+
+
+def test_an_attribute_that_upstreams_class_lost_is_an_objection():
+    base = "class A(B):\n    def __init__(self):\n        self.size = 1\n\n    def f(self):\n        pass\n"
+    ours = base.replace("self.size = 1", "self.sizes = sizes()")
+    theirs = base.replace("pass", "return self.size + self.inherited")
+    merged = ours.replace("pass", "return self.size + self.inherited")
+
+    found = said(merged, base=base, ours=ours, theirs=theirs)
+
+    assert "`self.size` in A is set nowhere any more" in found
+    assert not any("inherited` in A" in one for one in found)

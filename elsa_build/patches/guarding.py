@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from elsa_build.diagnostics import Diagnostic
 from elsa_build.git.door import Git
-from elsa_build.git.objects import SYMLINK, TREE
-from elsa_build.model import Oid, Replay, Step
+from elsa_build.git.objects import SYMLINK
+from elsa_build.model import Replay, Step
 from elsa_build.patches.contracts import new_callers
+from elsa_build.patches.gittree import GitTree
 from elsa_build.patches.guards.run import FileChange, ModuleIndex, examine
 from elsa_build.patches.replay import change_of
 from elsa_build.progress import SILENT, Progress
@@ -31,8 +32,8 @@ def guarded(git: Git, done: Replay, *, progress: Progress = SILENT) -> Replay:
     with progress.task("guards", total=len(done.steps)) as advance:
         for step in done.steps:
             if step.commit:
-                after = _Tree(git, step.tree)
-                files = _files(git, step, _Tree(git, before), after)
+                after = GitTree(git, step.tree)
+                files = _files(git, step, GitTree(git, before), after)
                 found = (_addressed(f, step) for f in examine(files, after, index=index))
                 known = callers.get(step.patch.id, ())
                 steps.append(replace(step, findings=(*step.findings, *found, *known)))
@@ -49,23 +50,7 @@ def _addressed(found: Diagnostic, step: Step) -> Diagnostic:
     return replace(found, hint=hint)
 
 
-class _Tree:
-    """A tree as the guards read it."""
-
-    def __init__(self, git: Git, tree: Oid) -> None:
-        self._git = git
-        self._tree = tree
-
-    def read(self, path: str) -> bytes | None:
-        entry = self._git.objects.find(self._tree, path)
-        return self._git.objects.blob(entry.oid) if entry and entry.mode != TREE else None
-
-    def is_dir(self, path: str) -> bool:
-        entry = self._git.objects.find(self._tree, path)
-        return entry is not None and entry.mode == TREE
-
-
-def _files(git: Git, step: Step, before: _Tree, after: _Tree) -> Iterable[FileChange]:
+def _files(git: Git, step: Step, before: GitTree, after: GitTree) -> Iterable[FileChange]:
     change, _ = change_of(git, step.patch)
     blob = git.objects.blob
     own = {path for path, _, _ in change}

@@ -6,6 +6,7 @@ module, a method into another class or a block into a new function. The patch's 
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -28,6 +29,12 @@ ALIKE_RENAMED = 0.8
 CLEARLY = 0.85
 """The second best place may be this good, as a share of the best, and no better."""
 
+COMMON = 20
+"""A word that this many changed files have does not lead to a place."""
+ASKED = 24
+"""Words of a statement that are looked for, the longest, which are the rarest."""
+NEAREST = 8
+"""Files that are parsed in search of a statement's new place."""
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 Files = dict[str, str]
@@ -127,7 +134,7 @@ def successor(path: str, base: Source, tree: Upstream) -> str:
     bag = words(base.text)
     found: list[tuple[float, str]] = []
     for place, text in tree.new.items():
-        if place == path or not names or not _holds(text, names):
+        if place == path or sum(name in text for name in names) < max(1, ALIKE * len(names)):
             continue
         score = likeness(bag, words(text))
         if score >= ALIKE_NAMED and tree.old(place) is None:
@@ -159,13 +166,12 @@ def _home(one: Lost, changed: Files, tree: Upstream, own: str) -> tuple[str, Uni
     texts = {**tree.new, **changed}
     if isinstance(one.base.node, _DEFINITIONS):
         name = one.base.node.name
-        named = [path for path, text in texts.items() if name in text]
+        defines = re.compile(rf"\b(?:def|class)\s+{re.escape(name)}\b")
+        named = [path for path, text in texts.items() if name in text and defines.search(text)]
         found = _best(one.base, texts, named, ALIKE_NAMED, tree.old, own, name=name)
         if found is not None:
             return found
-    wanted = one.base.bag
-    keys = [word for word in wanted if len(word) > 3 and word.isidentifier()]
-    near = [path for path, text in texts.items() if _holds(text, keys)]
+    near = _near(one.base, texts)
     limit = ALIKE_RENAMED if isinstance(one.base.node, _DEFINITIONS) else ALIKE
     found = _best(one.base, texts, near, limit, tree.old, own)
     if found is None:
@@ -173,15 +179,22 @@ def _home(one: Lost, changed: Files, tree: Upstream, own: str) -> tuple[str, Uni
     return found
 
 
-def _holds(text: str, keys: Sequence[str]) -> bool:
-    """Say whether enough of the words stand in a text; gives up early, as most texts do not."""
-    missing = len(keys) - ALIKE * len(keys)
-    for word in keys:
-        if word not in text:
-            missing -= 1
-            if missing < 0:
-                return False
-    return True
+def _near(unit: Unit, texts: Files) -> list[str]:
+    """Return the few files that have a statement's words, those with its rare words first.
+
+    A statement of common words only is in no file in particular, and has none.
+    """
+    words_of_it = (word for word in unit.bag if len(word) > 3 and word.isidentifier())
+    keys = sorted(words_of_it, key=lambda word: (-len(word), word))[:ASKED]
+    held = {path: [word for word in keys if word in text] for path, text in texts.items()}
+    often = Counter(word for words_in in held.values() for word in words_in)
+    score = {
+        path: sum(1 / often[word] for word in words_in)
+        for path, words_in in held.items()
+        if words_in and len(words_in) >= ALIKE * len(keys)
+    }
+    rare = {path for path in score if min(often[word] for word in held[path]) <= COMMON}
+    return sorted(rare, key=lambda path: (-score[path], path))[:NEAREST]
 
 
 def _best(
@@ -241,6 +254,8 @@ def _scored(unit: Unit, name: str, text: str) -> Iterator[tuple[float, Unit]]:
     kind, wanted = kind_of(unit), unit.bag
     for other in units_of(found.block):
         if kind_of(other) != kind or (name and getattr(other.node, "name", "") != name):
+            continue
+        if kind == "Assign" and name_of(other) != name_of(unit):
             continue
         longer, shorter = sorted((len(other.code), len(unit.code)), reverse=True)
         if longer > 4 * shorter + 200:

@@ -13,6 +13,7 @@ from elsa_build.diagnostics import Diagnostic
 from elsa_build.git.door import Git
 from elsa_build.git.objects import FILE, SYMLINK, TREE, Change, Entry
 from elsa_build.model import Conflict, Oid, Proposal
+from elsa_build.patches.gittree import GitTree
 from elsa_build.patches.guards import presence
 from elsa_build.patches.guards.run import FileChange, examine
 from elsa_build.patches.proposals.attempt import FileAttempt, HunkAttempt, Versions
@@ -98,7 +99,7 @@ def findings(
     """
     desk = _Desk(git, before, after, onto, merged)
     touched = tuple(git.objects.changes(onto, tree))
-    found = examine(desk.files(touched), _Reader(git, tree))
+    found = examine(desk.files(touched), GitTree(git, tree))
     settled = {conflict.path for conflict in merged.conflicts}
     return tuple(one for one in found if one.code != presence.CODE or one.path not in settled)
 
@@ -115,6 +116,8 @@ class _Desk:
 
     def attempt(self, conflict: Conflict, memory: Memory) -> FileAttempt:
         """Return what can be proposed for one conflicted file."""
+        if conflict.reason in _OF_PLACE:
+            return self._suggested(conflict)
         versions = self._versions(conflict)
         if isinstance(versions, str):
             return FileAttempt(path=conflict.path, why=versions, hunks=_untouched(conflict))
@@ -124,6 +127,16 @@ class _Desk:
         python = conflict.path.endswith((".py", ".pyi"))
         found = settle(versions, self._upstream) if python else settle_words(versions)
         return _with_memory(found, known)
+
+    def _suggested(self, conflict: Conflict) -> FileAttempt:
+        """Return a new file of the patch in the directory that upstream renamed (git's wish)."""
+        assert self._merged.marked is not None
+        text = self._text(self._git.objects.find(self._merged.marked, conflict.path))
+        if not isinstance(text, str) or Marked(text).hunks:
+            return FileAttempt(path=conflict.path, why=f"in conflict too: {conflict.reason}")
+        folder = conflict.path.rpartition("/")[0]
+        said = f"upstream renamed the directory to {folder}; the patch's new file goes along"
+        return FileAttempt(path=conflict.path, text=text, how=(said,))
 
     def _versions(self, conflict: Conflict) -> Versions | str:
         """Return a conflict's texts, or why it is not one of text."""
@@ -222,23 +235,8 @@ class _Desk:
             )
 
 
+_OF_PLACE = frozenset({"file location", "directory rename suggested"})
 _OF_TEXT = frozenset({"contents", "content", "add/add", "modify/delete"})
-
-
-class _Reader:
-    """A tree as the guards read it."""
-
-    def __init__(self, git: Git, tree: Oid) -> None:
-        self._git = git
-        self._tree = tree
-
-    def read(self, path: str) -> bytes | None:
-        entry = self._git.objects.find(self._tree, path)
-        return self._git.objects.blob(entry.oid) if entry and entry.mode != TREE else None
-
-    def is_dir(self, path: str) -> bool:
-        entry = self._git.objects.find(self._tree, path)
-        return entry is not None and entry.mode == TREE
 
 
 # --- memory -------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from elsa_build.patches.proposals.attributes import missing
 from elsa_build.patches.proposals.calls import misfits
 from elsa_build.patches.proposals.effects import bound_by
 from elsa_build.patches.proposals.extract import extracts
@@ -37,24 +38,41 @@ def objections(
         yield f"does not parse: {e}"
         return
     trees = [parse(text) for text in texts]
-    yield from _twice(trees)
-    known = {name for statement in source(merged).tree.body for name in bound_by(statement)}
-    yield from _hanging(texts, frozenset(known))
-    fits = [misfits(source(text).tree) for text in (ours, theirs, merged)]
-    yield from sorted(fits[2] - fits[0] - fits[1])
+    yield from _dangers(texts, trees, ours, theirs, merged)
+    for scope, name in sorted(unused(texts[3]).difference(*map(unused, texts[:3]))):
+        yield f"`{name}` in {scope} is set but nothing reads it any more"
     yield from weighed(texts[0], texts[1], texts[2], texts[3], idle)
     yield from _imports(trees, merged)
 
 
+def dangers(base: str, ours: str, theirs: str, partly: str) -> Iterator[str]:
+    """Yield why a text cannot be right in which only some conflicts are settled yet."""
+    try:
+        texts = extracts([source(text) for text in (base, ours, theirs, partly)])
+    except Unparsable as e:
+        yield f"does not parse: {e}"
+        return
+    yield from _dangers(texts, [parse(text) for text in texts], ours, theirs, partly)
+
+
+def _dangers(
+    texts: Sequence[str], trees: Sequence[ast.Module], ours: str, theirs: str, merged: str
+) -> Iterator[str]:
+    yield from _twice(trees)
+    known = {name for statement in source(merged).tree.body for name in bound_by(statement)}
+    yield from _hanging(texts, frozenset(known))
+    yield from missing(source(ours), source(theirs), source(merged))
+    fits = [misfits(source(text).tree) for text in (ours, theirs, merged)]
+    yield from sorted(fits[2] - fits[0] - fits[1])
+
+
 def _hanging(texts: Sequence[str], known: frozenset[str]) -> Iterator[str]:
-    """Yield names that are used and bound nowhere, or bound and used nowhere, only in the last."""
+    """Yield names that the last text uses and that are bound nowhere in it."""
     before = [undefined(text, known) for text in texts[1:3]]
     names = {name for side in before for _, name in side}
     for scope, name in sorted(undefined(texts[3], known).difference(*before)):
         if name not in names:
             yield f"`{name}` in {scope or 'the module'} is bound nowhere"
-    for scope, name in sorted(unused(texts[3]).difference(*map(unused, texts[:3]))):
-        yield f"`{name}` in {scope} is set but nothing reads it any more"
 
 
 def _imports(trees: Sequence[ast.Module], merged: str) -> Iterator[str]:

@@ -17,7 +17,7 @@ from elsa_build.patches.proposals.homes import Upstream, followed, successor
 from elsa_build.patches.proposals.joining import Notes
 from elsa_build.patches.proposals.layout import Unparsable, source
 from elsa_build.patches.proposals.rewording import reworded, rewordings, using
-from elsa_build.patches.proposals.scrutiny import objections
+from elsa_build.patches.proposals.scrutiny import dangers, objections
 from elsa_build.patches.proposals.sequences import Stuck
 from elsa_build.patches.proposals.views import Marked
 
@@ -59,7 +59,7 @@ def settle(versions: Versions, tree: Tree) -> FileAttempt:
             how=answer.how,
             hunks=every,
         )
-    hunks = tuple(_alone(marked))
+    hunks = tuple(_alone(versions, marked))
     if hunks and all(hunk.lines is not None for hunk in hunks):
         together = _together(versions, marked, hunks)
         if together is not None:
@@ -188,26 +188,44 @@ def _elsewhere(versions: Versions, tree: Tree) -> FileAttempt:
 # --- hunk by hunk -------------------------------------------------------------------------------
 
 
-def _alone(marked: Marked) -> Iterator[HunkAttempt]:
-    """Yield what can be said of each hunk while the others stay as upstream has them."""
+def _alone(versions: Versions, marked: Marked) -> Iterator[HunkAttempt]:
+    """Yield what can be said of each hunk; one that is not settled stays as upstream has it."""
     rest = {number: hunk.ours for number, hunk in enumerate(marked.hunks)}
-    for number in range(len(marked.hunks)):
-        others = {other: lines for other, lines in rest.items() if other != number}
-        sides = (
-            marked.view("base", others),
-            marked.view("ours", others),
-            marked.view("theirs", others),
-        )
-        try:
-            answer = _joined(sides)
-        except (Stuck, Unparsable) as e:
-            yield HunkAttempt(number=number, why=str(e))
-            continue
-        lines = _cut(answer.text, sides[1], marked.around(number, rest))
-        if lines is None:
-            yield HunkAttempt(number=number, why="the answer reaches beyond the conflict")
-        else:
-            yield HunkAttempt(number=number, lines=tuple(lines), how=answer.how)
+    tried = [_hunk(marked, number, rest) for number in rest]
+    settled = {one.number: one.lines for one in tried if one.lines is not None}
+    if not _danger(versions, marked.view("ours", rest | settled)):
+        yield from tried
+        return
+    for one in tried:
+        why = ""
+        if one.lines is not None:
+            why = _danger(versions, marked.view("ours", rest | {one.number: one.lines}))
+        yield HunkAttempt(number=one.number, why=why) if why else one
+
+
+def _danger(versions: Versions, text: str) -> str:
+    try:
+        return next(dangers(versions.base, versions.ours or "", versions.theirs, text), "")
+    except Unparsable as e:
+        return str(e)
+
+
+def _hunk(marked: Marked, number: int, rest: dict[int, tuple[str, ...]]) -> HunkAttempt:
+    """Join one hunk while the others stay as upstream has them."""
+    others = {other: lines for other, lines in rest.items() if other != number}
+    sides = (
+        marked.view("base", others),
+        marked.view("ours", others),
+        marked.view("theirs", others),
+    )
+    try:
+        answer = _joined(sides)
+    except (Stuck, Unparsable) as e:
+        return HunkAttempt(number=number, why=str(e))
+    lines = _cut(answer.text, sides[1], marked.around(number, rest))
+    if lines is None:
+        return HunkAttempt(number=number, why="the answer reaches beyond the conflict")
+    return HunkAttempt(number=number, lines=tuple(lines), how=answer.how)
 
 
 def _cut(text: str, ours: str, around: tuple[int, int]) -> list[str] | None:
