@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := pip install --quiet --disable-pip-version-check
 SGLANG := .venv-sglang
+PATCHED := PYTHONDONTWRITEBYTECODE=1 $(SGLANG)/bin/python -m pytest
 
 # Everything that one command needs is made by it; a second run finds it made.
 .venv/.ready: pyproject.toml constraints.txt
@@ -23,11 +24,16 @@ image: .venv/.ready
 test: test-tool test-patches
 
 test-tool: .venv/.ready
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto
 
 test-patches: .venv/.ready $(SGLANG)/.ready
 	$(BIN)/elsa-build apply --to .cache/patched
-	ELSA_PATCHED_TREE=.cache/patched PYTHONDONTWRITEBYTECODE=1 $(SGLANG)/bin/python -m pytest patchsets
+	ELSA_PATCHED_TREE=.cache/patched $(PATCHED) patchsets
+	# The control: on upstream's own tree the guard's tests end with the assertion that it prevents.
+	rm -rf .cache/unpatched && mkdir -p .cache/unpatched
+	git -C .cache/patched archive elsa-base | tar x -C .cache/unpatched
+	ELSA_PATCHED_TREE=.cache/unpatched $(PATCHED) patchsets/mamba-checkpoint-guard \
+		>.cache/unpatched.log 2>&1 && exit 1 || grep -c "Can not alloc mamba cache" .cache/unpatched.log
 
 docs: .venv/.ready
 	$(BIN)/python docs/generate.py
