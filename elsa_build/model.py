@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NewType
 
-from elsa_build.diagnostics import Diagnostic, errors
+from elsa_build.diagnostics import Diagnostic, Severity, errors
 
 Oid = NewType("Oid", str)
 Digest = NewType("Digest", str)
@@ -139,7 +139,8 @@ class Patch:
     `id` is a slug, stable for life. `line` is where its entry starts in `series.yaml`. `mail` is
     absent only for a cherry-pick that is kept as a reference to `origin.commit`, or that waits as
     `unresolved` until a scan has found the commit of `origin.pr`. `base` is the
-    commit that its patchset was written on, when the patchset records it.
+    commit that its patchset was written on, when the patchset records it. `guards` gives a finding
+    of the guards another severity for this patch, by its code.
     """
 
     id: str
@@ -159,6 +160,7 @@ class Patch:
     tests: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
     probes: tuple[Probe, ...] = ()
+    guards: tuple[tuple[str, Severity], ...] = ()
 
     @property
     def subject(self) -> str:

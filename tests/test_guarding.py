@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from elsa_build.diagnostics import Severity
 from elsa_build.model import Outcome, Series
 from elsa_build.patches.guarding import guarded
 from elsa_build.patches.replay import replay
@@ -95,3 +96,16 @@ def test_hints_name_the_patch(story, base):
     hints = [f.hint for f in guard(story, base, onto, patch).findings]
 
     assert hints == ["elsa-build patch show optional-slots --context 10"]
+
+
+def test_a_patch_can_give_a_finding_another_severity(story, base):
+    old = story.commit(base, "old", {"python/pkg/tool.py": "def helper():\n    pass\n"})
+    text = "from pkg.tool import helper\n\nhelper()\n"
+    patch = story.patch(old, "uses-tool", {"python/pkg/new.py": text})
+    patch = dataclasses.replace(patch, guards=(("E313", Severity.NOTE),))
+    onto = story.commit(old, "gone", {"python/pkg/tool.py": None})
+
+    step = guard(story, old, onto, patch)
+
+    assert [(f.code, f.severity) for f in step.findings] == [("E313", Severity.NOTE)]
+    assert not step.failed

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from elsa_build.git.door import Git
+from elsa_build.git.objects import FILE, Entry
 from elsa_build.model import Outcome, Series, SourceKind
 from elsa_build.patches import probes, seriesfile
 from elsa_build.patches.diff import changes
@@ -130,6 +131,33 @@ def _of(git, patch, base, change, written):
     form = ("--full-index", "-U1", "--no-renames", "--binary")
     diff = git.run("diff-tree", "-p", *form, base, commit)[1]
     return replace(patch, base=base, mail=replace(patch.mail, diff=diff))
+
+
+def test_a_caller_that_the_release_added_is_named(git, releases):
+    """A patch of 0.5.22 that lets the slot allocator return None, as the guard's idea was there."""
+    old = releases[1]["0.5.22"]
+    path = f"{POOLS}/unified_cache/components/mamba.py"
+    tree = git.commit(old).tree
+    text = git.objects.blob(git.objects.find(tree, path).oid)
+    lines = text.split(b"\n")
+    start = next(i for i, line in enumerate(lines) if b"def _alloc_mamba_slot(" in line)
+    at = next(i for i in range(start, len(lines)) if b"assert" in lines[i])
+    indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
+    lines.insert(at, indent + b"if slot is None:\n" + indent + b"    return None")
+    blob = git.objects.write("blob", b"\n".join(lines))
+    edited = git.objects.edit(tree, {path: Entry(FILE, blob)})
+    patch = seriesfile.load(PATCHSETS / "mamba-checkpoint-guard").patches[0]
+    commit = git.commit_tree(edited, (old,), "optional slots", patch.mail.author)
+    form = ("--full-index", "-U1", "--no-renames")
+    diff = git.run("diff-tree", "-p", *form, old, commit)[1]
+    ours = replace(patch, id="optional", base=old, mail=replace(patch.mail, diff=diff))
+
+    done = replay(git, Series(name="s", patches=(ours,)), releases[1]["0.5.23"])
+    (step,) = guarded(git, done).steps
+
+    assert step.outcome is Outcome.CLEAN
+    named = [f.message for f in step.findings if f.code == "E318"]
+    assert any("build_external_linker_transfer" in message for message in named), step.findings
 
 
 def test_no_patch_quotes_more_than_one_line_of_context():

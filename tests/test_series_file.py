@@ -192,6 +192,31 @@ def test_an_unknown_id_names_the_nearest(folder):
         patch_of(load(folder), "gaurd")
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("E318: loud", "must be one of"),
+        ("E201: note", "no code of a guard"),
+    ],
+)
+def test_a_severity_of_a_guard_is_checked(folder, line, said):
+    text = TEXT.replace("    requires: [copy]", f"    guards:\n      {line}\n    requires: [copy]")
+    (folder / "series.yaml").write_text(text)
+
+    with pytest.raises(SeriesError) as caught:
+        load(folder)
+
+    assert said in str(caught.value)
+    assert "series.yaml:" in str(caught.value)
+
+
+def test_a_severity_of_a_guard_is_read(folder):
+    text = TEXT.replace("    requires: [copy]", "    guards: {E318: note}\n    requires: [copy]")
+    (folder / "series.yaml").write_text(text)
+
+    assert load(folder).patches[1].guards == (("E318", "note"),)
+
+
 # --- several patchsets ------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """`elsa-build forecast`: which upstream commit breaks which patch first."""
 
+import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -7,8 +8,9 @@ import typer
 from elsa_build import project, rebasing
 from elsa_build.cli.app import app
 from elsa_build.cli.command import Result, Session, command
+from elsa_build.foreseen import foresee
 from elsa_build.patches.forecast import Break, Forecast
-from elsa_build.patches.forecast import forecast as look_ahead
+from elsa_build.upstream.cache import cache_dir
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,11 +38,12 @@ def forecast(
     series = project.read_series(session.root, names)
     onto = rebasing.find_onto(until, lock=lock, upstream=upstream, progress=session.progress)
     steps = rebasing.steps_between(lock, onto, progress=session.progress)
-    seen = look_ahead(
+    seen = foresee(
         (onto.repository, project.pinned_repository(lock)),
         series,
         lock.pin.commit,
         steps,
+        cache=cache_dir(os.environ),
         workers=jobs,
         progress=session.progress,
     )

@@ -21,7 +21,11 @@ from elsa_build.progress import SILENT, Progress
 
 
 def guarded(git: Git, done: Replay, *, progress: Progress = SILENT) -> Replay:
-    """Return the replay with the guards' findings on every step that applied."""
+    """Return the replay with the guards' findings on every step that applied.
+
+    A patch may give a finding another severity (`guards` in `series.yaml`), when a person has
+    looked: the finding stays to be read.
+    """
     before = git.commit(done.onto).tree
     bases = {step.patch.base for step in done.steps if step.patch.base}
     callers: dict[str, tuple[Diagnostic, ...]] = {}
@@ -36,12 +40,18 @@ def guarded(git: Git, done: Replay, *, progress: Progress = SILENT) -> Replay:
                 files = _files(git, step, GitTree(git, before), after)
                 found = (_addressed(f, step) for f in examine(files, after, index=index))
                 known = callers.get(step.patch.id, ())
-                steps.append(replace(step, findings=(*step.findings, *found, *known)))
+                graded = (_graded(f, step) for f in (*found, *known))
+                steps.append(replace(step, findings=(*step.findings, *graded)))
             else:
                 steps.append(step)
             before = step.tree
             advance(1)
     return replace(done, steps=tuple(steps))
+
+
+def _graded(found: Diagnostic, step: Step) -> Diagnostic:
+    severity = dict(step.patch.guards).get(found.code, found.severity)
+    return replace(found, severity=severity)
 
 
 def _addressed(found: Diagnostic, step: Step) -> Diagnostic:

@@ -176,6 +176,7 @@ def _patch(form: Form, folder: Path, shown: str, broken: list[Diagnostic]) -> Pa
         tests=form.texts("tests"),
         evidence=form.texts("evidence"),
         probes=tuple(_probe(probe) for probe in form.forms("probes")),
+        guards=_severities(form.form("guards")),
     )
     if not file and active(patch):
         if kind is not Kind.CHERRY_PICK:
@@ -202,6 +203,18 @@ def _mail(form: Form, path: Path, shown: str, broken: list[Diagnostic]) -> Mail 
             )
         )
     return None
+
+
+def _severities(form: Form) -> tuple[tuple[str, Severity], ...]:
+    """Return what a patch says of guards' findings: `E311: warning`."""
+    found = []
+    for entry in form.pairs():
+        word = form.text(entry.key, check=_one_of(Severity))
+        if not re.fullmatch(r"E31\d", entry.key):
+            form.problem(entry.key, "is no code of a guard (E311 to E318)")
+        elif word in list(Severity):
+            found.append((entry.key, Severity(word)))
+    return tuple(found)
 
 
 def _probe(form: Form) -> Probe:

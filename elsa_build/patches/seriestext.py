@@ -30,6 +30,7 @@ FIELDS = (
     "tests",
     "evidence",
     "probes",
+    "guards",
 )
 """A patch's fields in the order in which they are written."""
 
