@@ -41,3 +41,15 @@ def test_no_file_carries_an_index_or_a_path_of_one_machine():
         text = (ROOT / name).read_text()
         assert not pattern.search(text), name
         assert "://" not in text, name
+
+
+def test_every_test_that_the_reports_page_names_exists():
+    page = (ROOT / "docs/explanation/public-reports.md").read_text()
+    defined = set()
+    for path in (ROOT / "tests").glob("test_*.py"):
+        defined |= set(re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE))
+
+    named = set(re.findall(r"`(test_\w+)`", page))
+
+    assert len(named) > 20
+    assert named <= defined, sorted(named - defined)
