@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from elsa_build import project, resolving
+from elsa_build import project
 from elsa_build.cli.app import app
 from elsa_build.cli.command import Result, Session, command
 from elsa_build.errors import UsageError
 from elsa_build.patches.checkout import in_folder
 from elsa_build.patches.review import Site
 from elsa_build.reports import plain, terminal
+from elsa_build.resolving import cases, settling
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -70,16 +71,16 @@ def resolve(
         raise UsageError("--continue and --abort exclude each other")
     if (proceed or abort) and (onto or upstream):
         raise UsageError("--onto and --upstream are for the start; the work tree knows them")
-    folder = (to or session.root / resolving.FOLDER / patch_id).absolute()
+    folder = (to or session.root / cases.FOLDER / patch_id).absolute()
     if abort:
         return _aborted(folder, patch_id, dry_run=dry_run)
-    word = resolving.Word(
+    word = settling.Word(
         author=_author(session.root),
         reason=why or ("settled by hand" if proceed else "the proposal, as it was made"),
         date=datetime.now(UTC).date().isoformat(),
     )
     if proceed:
-        done = resolving.proceed(
+        done = settling.proceed(
             session.root,
             folder,
             word,
@@ -90,7 +91,7 @@ def resolve(
         )
         return _settled(done, (), dry_run=dry_run)
     if accept:
-        done, proposal = resolving.take(
+        done, proposal = settling.take(
             session.root,
             patch_id,
             word,
@@ -100,7 +101,7 @@ def resolve(
             progress=session.progress,
         )
         return _settled(done, proposal.how, dry_run=dry_run)
-    laid = resolving.start(
+    laid = cases.start(
         session.root,
         patch_id,
         folder=folder,
@@ -123,7 +124,7 @@ def resolve(
 
 
 def _aborted(folder: Path, patch_id: str, *, dry_run: bool) -> Result:
-    state = resolving.held(folder, patch_id) if dry_run else resolving.abort(folder, patch_id)
+    state = settling.held(folder, patch_id) if dry_run else settling.abort(folder, patch_id)
     return Result(
         data={"folder": str(folder), "patch": state.patch, "removed": not dry_run},
         closing=f"{folder} {'would be' if dry_run else 'is'} removed; nothing else was written",
@@ -131,7 +132,7 @@ def _aborted(folder: Path, patch_id: str, *, dry_run: bool) -> Result:
     )
 
 
-def _settled(done: resolving.Settled, how: tuple[str, ...], *, dry_run: bool) -> Result:
+def _settled(done: settling.Settled, how: tuple[str, ...], *, dry_run: bool) -> Result:
     place = f"{project.PATCHSETS}/{done.patch.patchset}"
     files = [f"{place}/{name}" for name in (*done.stored, *done.rewritten)]
     return Result(
@@ -152,7 +153,7 @@ def _settled(done: resolving.Settled, how: tuple[str, ...], *, dry_run: bool) ->
     )
 
 
-def _next(done: resolving.Settled, *, dry_run: bool) -> Iterator[str]:
+def _next(done: settling.Settled, *, dry_run: bool) -> Iterator[str]:
     if dry_run:
         yield "nothing was written"
     if not done.stored and not done.rewritten:
@@ -167,7 +168,7 @@ def _next(done: resolving.Settled, *, dry_run: bool) -> Iterator[str]:
         yield f"next: elsa-build rebase --onto {done.ref}"
 
 
-def _commands(laid: resolving.Laid) -> str:
+def _commands(laid: cases.Laid) -> str:
     there, name = shlex.quote(str(laid.folder)), shlex.quote(laid.patch.id)
     return (
         f"{laid.folder} holds the conflict; edit it there, or\n"
@@ -204,7 +205,7 @@ def _site(one: Site) -> dict[str, Any]:
     }
 
 
-def _view(laid: resolving.Laid) -> "RenderableType":
+def _view(laid: cases.Laid) -> "RenderableType":
     from rich.console import Group  # noqa: PLC0415 - only when something is shown
     from rich.text import Text  # noqa: PLC0415 - same
 
