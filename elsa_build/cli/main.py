@@ -28,7 +28,7 @@ COMMANDS = {
     "stats": "Count what we carry: lines, files, ages, and the conflicts of each rebase so far.",
     "resolve": "Lay out a patch's conflict in a work tree; --continue stores how it was settled.",
     "report": "Render what `rebase --report` saved; no repository and no network is needed.",
-    "recipe": "Show what a recipe resolves to.",
+    "recipe": "Show what a recipe resolves to, and where the memory of its card goes.",
     "dockerfile": "Render the Dockerfile that puts the overlay image on a base.",
     "image": "Build a tagged image from the pin, the series and a recipe.",
     "image-diff": "Show what a host that has A must pull to get B, and which input is the reason.",
