@@ -17,7 +17,10 @@ from elsa_build.images import serving
 from elsa_build.model import Recipe
 from elsa_build.reports import ledger
 
-group = typer.Typer(help="Show what a recipe resolves to, and where the memory of its card goes.", no_args_is_help=True)
+group = typer.Typer(
+    help="Show what a recipe resolves to, and where the memory of its card goes.",
+    no_args_is_help=True,
+)
 app.add_typer(group, name="recipe")
 
 Name = Annotated[
