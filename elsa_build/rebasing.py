@@ -41,6 +41,7 @@ from elsa_build.patches.review import Review, Revision
 from elsa_build.patches.reviewing import review
 from elsa_build.patches.seriesfile import NAME
 from elsa_build.progress import SILENT, Progress
+from elsa_build.recalling import recalled
 from elsa_build.upstream import lock as locks
 from elsa_build.upstream.cache import cache_dir
 from elsa_build.upstream.source import open_source
@@ -113,12 +114,14 @@ def rebased(
 ) -> Iterator[tuple[Rebased, Quarantine]]:
     """Replay the project's series (a recipe's, or all patchsets) on `onto`; guard and probe it.
 
-    A conflict gets a proposal where one holds; `resolve --accept` is how one is taken.
+    What was settled before (`resolve`) stands settled. A conflict that is left gets a proposal
+    where one holds; `resolve --accept` is how one is taken.
     """
     lock = project.read_lock(root)
     series = project.read_series(root, recipe.patchsets if recipe else None)
     pinned = project.pinned_repository(lock, progress, series)
     with Git(pinned) as old, Git(onto.repository) as new, new.quarantine(old) as inner:
+        series = recalled(inner, root, series, onto.commit)
         done = replay(
             inner,
             series,

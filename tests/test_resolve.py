@@ -389,3 +389,30 @@ def test_where_nothing_can_be_proposed_accept_says_so(moved):
     ran = moved.run("resolve", "chunk-the-copy", "--onto", "main", "--accept", code=3)
 
     assert "no proposal" in ran.err
+
+
+def test_what_was_settled_for_a_new_upstream_lets_the_rebase_be_written(moved):
+    assert moved.json("rebase", "--onto", "main", code=3)["steps"][0]["outcome"] != "clean"
+    begun(moved)
+    settle(moved)
+    moved.json("resolve", "chunk-the-copy", "--continue")
+
+    done = moved.json("rebase", "--onto", "main", "--write")
+
+    assert [step["outcome"] for step in done["steps"]] == ["clean", "clean"]
+    assert done["written"]
+    assert moved.json("apply")["tree"] == done["tree"]
+    assert moved.json("check")["errors"] == 0
+
+
+def test_a_probe_that_no_longer_holds_keeps_a_rebase_from_being_written(project):
+    series = next((project.root / "patchsets").glob("*/series.yaml"))
+    probe = '    probes:\n      - {absent: pages, paths: ["python/**/*.py"]}\n'
+    text = series.read_text()
+    series.write_text(text.rstrip("\n") + "\n" + probe)
+    project.upstream("Pages elsewhere (#8)", {"python/sglang/other.py": python(l1="pages = 1")})
+
+    done = project.json("rebase", "--onto", "main", "--write", code=7)
+
+    assert not done["written"]
+    assert [step["outcome"] for step in done["steps"]] == ["clean", "clean"]

@@ -9,6 +9,7 @@ import typer
 from elsa_build import project, rebasing
 from elsa_build.cli.app import app
 from elsa_build.cli.command import Result, Session, command
+from elsa_build.diagnostics import errors
 from elsa_build.errors import ExitCode, UsageError
 from elsa_build.model import Outcome, Recipe, Replay
 from elsa_build.reports import forms, plain, terminal
@@ -58,9 +59,12 @@ def rebase(
         quarantine,
     ):
         done = found.done
+        broken = errors(found.probes)
         closing = f"nothing was written; next: elsa-build rebase --onto {onto} --write"
         if not done.clean:
             closing = f"nothing was written; next: elsa-build {_next(done)} --onto {onto}"
+        elif broken:
+            closing = f"nothing was written; next: {broken[0].hint}"
         elif write:
             rebasing.write(session.root, found, quarantine)
             closing = "patchsets and lock moved; next: elsa-build check, then git diff"
@@ -73,15 +77,21 @@ def rebase(
         data={
             "base": found.base.commit,
             "ref": onto,
-            "written": write and done.clean,
+            "written": write and done.clean and not broken,
             **plain.replay(done),
         },
         view=lambda: terminal.replay(done),
         closing=closing,
         diagnostics=found.probes,
-        status="ok" if done.clean else "conflict",
-        code=ExitCode.OK if done.clean else ExitCode.CONFLICT,
+        status="conflict" if not done.clean else "failed" if broken else "ok",
+        code=_code(done, failed=bool(broken)),
     )
+
+
+def _code(done: Replay, *, failed: bool) -> ExitCode:
+    if not done.clean:
+        return ExitCode.CONFLICT
+    return ExitCode.FAILED if failed else ExitCode.OK
 
 
 def _next(done: Replay) -> str:

@@ -24,7 +24,7 @@ from elsa_build.patches.sites import Ground, sites
 from elsa_build.patches.threeway import Merged, put, written
 from elsa_build.patches.unmerged import Side, State
 from elsa_build.progress import SILENT, Progress
-from elsa_build.resolving.recalling import recalled
+from elsa_build.recalling import recalled
 from elsa_build.upstream.lock import Lock
 
 FOLDER = "dist/resolve"

@@ -29,8 +29,8 @@ from elsa_build.patches.review import Revision
 from elsa_build.patches.seriesfile import NAME, patch_of
 from elsa_build.patches.unmerged import State
 from elsa_build.progress import SILENT, Progress
+from elsa_build.recalling import recalled, text_of, with_resolution
 from elsa_build.resolving.cases import Case, case_of, target
-from elsa_build.resolving.recalling import recalled, text_of, with_resolution
 from elsa_build.upstream.lock import Lock
 
 

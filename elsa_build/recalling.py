@@ -32,6 +32,8 @@ def recalled(
         name: memories.load(root / project.PATCHSETS / name, root=root)
         for name in dict.fromkeys(patch.patchset for patch in series.patches)
     }
+    if not any(memory.resolutions for memory in known.values()):
+        return series
     tried: set[str] = set()
     while True:
         done = replay(git, series, onto)
