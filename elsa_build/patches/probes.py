@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from elsa_build.diagnostics import Diagnostic, Severity
-from elsa_build.git.objects import ObjectStore
+from elsa_build.git.objects import TREE, Entry, ObjectStore
 from elsa_build.model import Oid, Patch, Probe
 
 
@@ -30,21 +30,51 @@ def examine(
     E323 another number of matches than expected, E324 an attribute does not exist. `root` is the
     folder that Python modules are looked up below.
     """
-    files = dict(objects.files(tree))
+    texts = _Texts(objects, tree)
     found: list[Diagnostic] = []
     for patch in patches:
         for probe in patch.probes:
             if probe.attribute:
                 found += _attribute(objects, tree, patch, probe.attribute, root)
             else:
-                paths = [path for path in files if _matches(path, probe.paths)]
-                texts = ((path, objects.blob(files[path].oid)) for path in paths)
-                found += _pattern(patch, probe, texts)
+                found += _pattern(patch, probe, texts.of(probe.paths))
     return tuple(found)
 
 
-def _matches(path: str, globs: Iterable[str]) -> bool:
-    return any(re.fullmatch(_regex(glob), path) for glob in globs)
+class _Texts:
+    """The files of a tree by glob, each read once however many probes look at it."""
+
+    def __init__(self, objects: ObjectStore, tree: Oid) -> None:
+        self._objects = objects
+        self._tree = tree
+        self._read: dict[Oid, bytes] = {}
+
+    def of(self, globs: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+        """Yield the files that any of the globs names, in path order."""
+        entries = {path: entry for glob in globs for path, entry in self._matching(glob)}
+        for path in sorted(entries):
+            oid = entries[path].oid
+            if oid not in self._read:
+                self._read[oid] = self._objects.blob(oid)
+            yield path, self._read[oid]
+
+    def _matching(self, glob: str) -> Iterator[tuple[str, Entry]]:
+        """Look only below the folders that stand before the first wildcard."""
+        plain = re.split(r"[*?]", glob, maxsplit=1)[0]
+        if plain == glob:
+            entry = self._objects.find(self._tree, glob)
+            if entry is not None and entry.mode != TREE:
+                yield glob, entry
+            return
+        folder = plain.rpartition("/")[0]
+        top = self._objects.find(self._tree, folder) if folder else Entry(TREE, self._tree)
+        if top is None or top.mode != TREE:
+            return
+        pattern = re.compile(_regex(glob))
+        prefix = f"{folder}/" if folder else ""
+        for path, entry in self._objects.files(top.oid):
+            if pattern.fullmatch(prefix + path):
+                yield prefix + path, entry
 
 
 def _regex(glob: str) -> str:
