@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from elsa_build.model import Probe
-from elsa_build.patches.probes import examine
+from elsa_build.patches.probes import examine, required
 
 POOLS = "python/pkg/pools/*.py"
 FILES = {
@@ -55,3 +55,22 @@ def test_two_stars_cross_folders_and_one_does_not(found):
 
     assert len(found(paths=("python/**/*.py",), absent=pattern)) == 2
     assert len(found(paths=("python/pkg/*.py",), absent=pattern)) == 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "word"),
+    [
+        (r"\bcopy_layered_slots\(", "copy_layered_slots"),
+        (r"def _(try_)?alloc_mamba_slot\(\s*self, req:", "alloc_mamba_slot"),
+        (r"first_word|second_word", ""),
+        (r"(first_word|second_word)_tail", "_tail"),
+        (r"optional_word?", ""),
+        (r"many_words*", ""),
+        (r"[letters]{5}", ""),
+        (r"(?i)any_case", ""),
+        (r"(?<!def )called_here", ""),
+        (r"short", "short"),
+    ],
+)
+def test_only_a_word_that_every_match_has_may_be_looked_for_first(pattern, word):
+    assert required(pattern) == word

@@ -35,7 +35,7 @@ def examine(
     for patch in patches:
         for probe in patch.probes:
             if probe.attribute:
-                found += _attribute(objects, tree, patch, probe.attribute, root)
+                found += _attribute(texts, patch, probe.attribute, root)
             else:
                 found += _pattern(patch, probe, texts.of(probe.paths))
     return tuple(found)
@@ -48,15 +48,30 @@ class _Texts:
         self._objects = objects
         self._tree = tree
         self._read: dict[Oid, bytes] = {}
+        self._listed: dict[str, tuple[tuple[str, Entry], ...]] = {}
+        self._parsed: dict[Oid, ast.Module] = {}
 
     def of(self, globs: Iterable[str]) -> Iterator[tuple[str, bytes]]:
         """Yield the files that any of the globs names, in path order."""
-        entries = {path: entry for glob in globs for path, entry in self._matching(glob)}
+        entries: dict[str, Entry] = {}
+        for glob in globs:
+            if glob not in self._listed:
+                self._listed[glob] = tuple(self._matching(glob))
+            entries.update(self._listed[glob])
         for path in sorted(entries):
             oid = entries[path].oid
             if oid not in self._read:
                 self._read[oid] = self._objects.blob(oid)
             yield path, self._read[oid]
+
+    def module(self, path: str) -> ast.Module | None:
+        """Return a Python file parsed, or None when there is none."""
+        entry = self._objects.find(self._tree, path)
+        if entry is None or entry.mode == TREE:
+            return None
+        if entry.oid not in self._parsed:
+            self._parsed[entry.oid] = ast.parse(self._objects.blob(entry.oid))
+        return self._parsed[entry.oid]
 
     def _matching(self, glob: str) -> Iterator[tuple[str, Entry]]:
         """Look only below the folders that stand before the first wildcard."""
@@ -90,9 +105,11 @@ def _pattern(
     wanted = probe.absent or probe.present or ""
     # Patterns are in UTF-8 and see bytes, so that a file in another encoding is searched too.
     pattern = re.compile(wanted.encode(), re.MULTILINE)
+    literal = required(wanted).encode()
     hits = [
         _Hit(path, text.count(b"\n", 0, hit.start()) + 1)
         for path, text in texts
+        if literal in text
         for hit in pattern.finditer(text)
     ]
     where = ", ".join(probe.paths)
@@ -106,15 +123,32 @@ def _pattern(
         yield _finding("E323", patch, probe, message, hits[-1])
 
 
-def _attribute(
-    objects: ObjectStore, tree: Oid, patch: Patch, name: str, root: str
-) -> Iterator[Diagnostic]:
+def required(pattern: str) -> str:
+    """Return the longest word that any match of a pattern contains; empty when none is certain.
+
+    Most files lack it, and looking for a word is many times faster than trying the pattern.
+    """
+    if "(?" in pattern.replace("(?:", "(").replace("(?=", "(").replace("(?!", "("):
+        return ""
+    plain = re.sub(r"\[[^\]]*\]", " ", re.sub(r"\\.", " ", pattern))
+    while "(" in plain:
+        fewer = re.sub(r"\([^()]*\)", "*", plain)
+        if fewer == plain:
+            return ""
+        plain = fewer
+    if "|" in plain:
+        return ""
+    words = re.findall(r"\w{5,}(?![\w?*{])", plain, re.ASCII)
+    return max(words, key=len, default="")
+
+
+def _attribute(texts: _Texts, patch: Patch, name: str, root: str) -> Iterator[Diagnostic]:
     module, _, qualified = name.partition(":")
     stem = f"{root}/{module.replace('.', '/')}"
     for path in (f"{stem}.py", f"{stem}/__init__.py"):
-        entry = objects.find(tree, path)
-        if entry is not None:
-            if not _defines(ast.parse(objects.blob(entry.oid)).body, qualified.split(".")):
+        parsed = texts.module(path)
+        if parsed is not None:
+            if not _defines(parsed.body, qualified.split(".")):
                 yield _finding("E324", patch, None, f"no such attribute: {name}", _Hit(path, 1))
             return
     yield _finding("E324", patch, None, f"no such module: {name}", None)
