@@ -58,11 +58,10 @@ class _Texts:
             if glob not in self._listed:
                 self._listed[glob] = tuple(self._matching(glob))
             entries.update(self._listed[glob])
+        unread = [entry.oid for entry in entries.values() if entry.oid not in self._read]
+        self._read.update(zip(unread, self._objects.blobs(unread), strict=True))
         for path in sorted(entries):
-            oid = entries[path].oid
-            if oid not in self._read:
-                self._read[oid] = self._objects.blob(oid)
-            yield path, self._read[oid]
+            yield path, self._read[entries[path].oid]
 
     def module(self, path: str) -> ast.Module | None:
         """Return a Python file parsed, or None when there is none."""
