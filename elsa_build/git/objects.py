@@ -91,7 +91,7 @@ class ObjectStore:
         try:
             stdin.write("".join(f"{oid}\n" for oid in oids).encode())
             stdin.flush()
-            for answered in range(len(oids)):
+            for answered in range(len(oids)):  # noqa: B007 - the error below names it
                 header = stdout.readline().split()
                 if header[1:] == [b"missing"]:
                     yield None
