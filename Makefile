@@ -17,6 +17,13 @@ $(SGLANG)/.ready: patchsets/requirements-test.txt
 	$(SGLANG)/bin/$(PIP) -r patchsets/requirements-test.txt
 	touch $@
 
+# What compiles kernels: torch with CUDA, Triton, FlashInfer and nvcc, as the image has them.
+KERNELS := .venv-kernels
+$(KERNELS)/.ready: kernels/requirements.txt
+	$(PYTHON) -m venv $(KERNELS)
+	$(KERNELS)/bin/$(PIP) --no-compile -r kernels/requirements.txt
+	touch $@
+
 image: .venv/.ready
 	$(BIN)/elsa-build image --tag $(TAG)
 	$(BIN)/elsa-build verify dist/$(TAG)

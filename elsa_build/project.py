@@ -5,16 +5,20 @@ Commands start here. What a run needs of the disk is found once and handed on as
 
 import os
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elsa_build.diagnostics import Diagnostic, errors
 from elsa_build.errors import ConfigError, ConflictError, FailedError
 from elsa_build.git.door import Git, Quarantine
+from elsa_build.images import kernel_layer
 from elsa_build.images import recipe as recipes
-from elsa_build.images.ingredients import Prepared
+from elsa_build.images.ingredients import Prepared, SourceTrees
 from elsa_build.images.prepare import prepare as gather
+from elsa_build.kernels.bundle import Manifest
+from elsa_build.kernels.staleness import Stale
+from elsa_build.kernels.unpacking import opened
 from elsa_build.model import Oid, Outcome, Patch, Recipe, Replay, Series, SourceKind, Step
 from elsa_build.patches import checkout, probes, seriesfile
 from elsa_build.patches.guarding import guarded
@@ -28,6 +32,7 @@ from elsa_build.upstream.git_source import GitSource
 from elsa_build.upstream.source import open_pinned, open_source, open_wheel
 
 PATCHSETS = "patchsets"
+NO_KERNELS = "none"
 
 
 def read_lock(root: Path) -> locks.Lock:
@@ -259,17 +264,26 @@ def prepare(
     *,
     locked: bool = False,
     dry_run: bool = False,
+    kernels: str | None = None,
     progress: Progress = SILENT,
 ) -> Iterator[Prepared]:
     """Replay a recipe and gather everything that its image is made of.
 
-    The lock is brought up to date first (unless `dry_run`), since the image carries it.
+    The lock is brought up to date first (unless `dry_run`), since the image carries it. `kernels`
+    is the bundle of compiled kernels, a folder or an archive; None: the recipe's own, where it was
+    built; "none": an image without kernels is meant.
 
     Raises:
         ConflictError: The series does not apply.
-        StaleError: `locked`, and an input is not what the lock recorded.
+        StaleError: `locked`, and an input is not what the lock recorded; or the kernels are not
+            those of this recipe and tree.
     """
-    with replayed(root, recipe=recipe, locked=locked, progress=progress) as (stack, quarantine):
+    own = bundle_folder(root, recipe.name)
+    chosen = Path(kernels) if kernels else own if own.exists() else None
+    with (
+        replayed(root, recipe=recipe, locked=locked, progress=progress) as (stack, quarantine),
+        opened(chosen) if chosen and kernels != NO_KERNELS else nullcontext() as bundle,
+    ):
         require_clean(stack)
         lock = locks.record(stack.lock, recipe.name, stack.inputs, stack.done.tree)
         if not dry_run:
@@ -278,7 +292,7 @@ def prepare(
         wheel = None
         if lock.pin.source is SourceKind.RELEASE and not recipe.base_layout:
             wheel = open_wheel(lock, python=recipe.python, cache=cache, progress=progress)
-        yield gather(
+        ready = gather(
             pin=lock.pin,
             recipe=recipe,
             done=stack.done,
@@ -286,8 +300,32 @@ def prepare(
             lock=locks.write(lock).encode(),
             cache=cache / "images",
             wheel=wheel,
+            kernels=bundle,
             progress=progress,
         )
+        forgotten = tuple(kernel_layer.findings(None, recipe)) if chosen is None else ()
+        yield replace(ready, findings=(*ready.findings, *forgotten))
+
+
+def outdated(
+    root: Path, recipe: Recipe, kernels: Manifest, *, progress: Progress = SILENT
+) -> tuple[Stale, ...]:
+    """Return the kernels that were compiled from other sources than a recipe's patched tree.
+
+    Raises:
+        ConflictError: The series does not apply.
+    """
+    with replayed(root, recipe=recipe, progress=progress) as (stack, quarantine):
+        require_clean(stack)
+        trees = SourceTrees(
+            objects=quarantine.objects, upstream=stack.lock.pin.tree, patched=stack.done.tree
+        )
+        return kernel_layer.outdated(kernels, trees)
+
+
+def bundle_folder(root: Path, recipe: str) -> Path:
+    """Return where the compiled kernels of a recipe are built."""
+    return root / "dist" / "kernels" / recipe
 
 
 def choose_recipe(root: Path, *, tag: str | None = None, name: str | None = None) -> Recipe:

@@ -12,7 +12,9 @@ from elsa_build.git.objects import FILE, Entry
 from elsa_build.images import dockerd
 from elsa_build.model import Kind, Mail, Oid, Patch, Signature, Status
 from tests import docking
+from tests.kerneling import planned  # noqa: F401 - a fixture of the tests marked `kernels`
 
+_KEPT = {"ELSA_BUILD_TEST_CACHE", "ELSA_KERNELS_PYTHON"}
 AUTHOR = Signature(name="Ada", email="ada@example.org", date="1700000000 +0100")
 
 
@@ -20,7 +22,7 @@ AUTHOR = Signature(name="Ada", email="ada@example.org", date="1700000000 +0100")
 def _seal(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Keep the person's git, colours, cache and editor out of the tests."""
     for name in list(os.environ):
-        if name.startswith(("GIT_", "ELSA_")) and name != "ELSA_BUILD_TEST_CACHE":
+        if name.startswith(("GIT_", "ELSA_")) and name not in _KEPT:
             monkeypatch.delenv(name)
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HOME", str(home))

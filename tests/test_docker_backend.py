@@ -65,7 +65,7 @@ def rootfs(files, path):
     """Write a root file system with a shell and these files, as `docker import` takes it."""
     with tarfile.open(path, "w") as tar:
         tar.add(busybox(), "bin/busybox", filter=_owned_by_root)
-        for command in ("sh", "rm", "mkdir", "chown", "cat"):
+        for command in ("sh", "rm", "mkdir", "chown", "cat", "find"):
             link = tarfile.TarInfo(f"bin/{command}")
             link.type, link.linkname = tarfile.SYMTYPE, "busybox"
             tar.addfile(link)

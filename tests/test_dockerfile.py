@@ -194,7 +194,7 @@ def test_a_user_of_the_recipe_runs_the_server_and_owns_the_cache(recipe):
 
     lines = continued(text)
     assert [line for line in lines if line.startswith("USER")] == ["USER 0", "USER 1000:1000"]
-    assert any("chown -R 1000:1000 /opt/elsa/cache" in line for line in lines)
+    assert any("find /opt/elsa/cache -type d -exec chown 1000:1000" in line for line in lines)
 
 
 def test_packages_are_installed_with_the_recipes_certificates(recipe):

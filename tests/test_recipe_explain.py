@@ -411,6 +411,12 @@ def test_a_checkpoints_own_config_gives_the_same_model(project):
             "head_dim": 256,
             "vocab_size": 248320,
             "max_position_embeddings": 262144,
+            "hidden_size": 2048,
+            "num_attention_heads": 16,
+            "rope_parameters": {"partial_rotary_factor": 0.25},
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 512,
         },
     }
     (project / "config.json").write_text(json.dumps(config))

@@ -42,6 +42,13 @@ def image(
         str | None,
         typer.Option(metavar="DIR", help="Where the base keeps sglang/ (default: look inside)"),
     ] = None,
+    kernels: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR|none",
+            help="Compiled kernels to ship (default: dist/kernels/RECIPE, where it exists)",
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where it goes (default: dist)")
     ] = None,
@@ -71,7 +78,12 @@ def image(
             chosen, base, backend=backend, package_dir=package_dir, progress=session.progress
         ) as settled,
         project.prepare(
-            session.root, settled, locked=locked, dry_run=dry_run, progress=session.progress
+            session.root,
+            settled,
+            locked=locked,
+            dry_run=dry_run,
+            kernels=kernels,
+            progress=session.progress,
         ) as ready,
     ):
         if dry_run:
@@ -87,6 +99,7 @@ def image(
                 data={"tag": name[1], "recipe": chosen.name, "layers": layers},
                 view="\n".join(lines),
                 closing="nothing was written",
+                diagnostics=ready.findings,
             )
         shipped = ship(
             ready,

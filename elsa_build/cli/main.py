@@ -28,6 +28,7 @@ COMMANDS = {
     "stats": "Count what we carry: lines, files, ages, and the conflicts of each rebase so far.",
     "resolve": "Lay out a patch's conflict in a work tree; --continue stores how it was settled.",
     "report": "Render what `rebase --report` saved; no repository and no network is needed.",
+    "kernels": "Plan, build and prove the kernels that the patched tree will look up.",
     "recipe": "Show what a recipe resolves to, and where the memory of its card goes.",
     "dockerfile": "Render the Dockerfile that puts the overlay image on a base.",
     "image": "Build a tagged image from the pin, the series and a recipe.",
@@ -40,7 +41,18 @@ COMMANDS = {
 A command is imported when it is used: all of them together cost more than `--help` may.
 """
 
-_MODULES = {"patch": ("patch", "patch_edit", "patch_vendor")}
+_MODULES = {
+    "kernels": (
+        "kernels",
+        "kernels_plan",
+        "kernels_record",
+        "kernels_build",
+        "kernels_coverage",
+        "kernels_verify",
+        "kernels_gate",
+    ),
+    "patch": ("patch", "patch_edit", "patch_vendor"),
+}
 
 
 def load(argv: Sequence[str]) -> None:

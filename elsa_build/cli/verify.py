@@ -39,13 +39,14 @@ def verify(
             "layers": [layer.diff_id for layer in stored.layers],
             "patched_files": found.files,
             "deleted_files": found.absent,
+            "kernels": found.kernels,
             "record": stamped is not None,
         },
         view=(
             f"{image}: {len(wrong)} findings"
             if wrong
             else f"{image} is what it says: {len(stored.layers)} layers, {found.files} patched and "
-            f"{found.absent} deleted files, {record} its record"
+            f"{found.absent} deleted files, {found.kernels} kernels, {record} its record"
         ),
         status="failed" if wrong else "ok",
         code=ExitCode.FAILED if wrong else ExitCode.OK,

@@ -103,7 +103,7 @@ def build(
         archive=destination.output / f"{tag}.tar" if destination.archive else None,
         made=made,
         moved=sum(layer.size for layer in ours if layer.name in made) + len(body),
-        findings=tuple(_findings(base)),
+        findings=(*prepared.findings, *_findings(base)),
     )
 
 

@@ -10,10 +10,12 @@ from enum import StrEnum
 from typing import Any
 
 from elsa_build.errors import ConfigError
+from elsa_build.images.kernel_check import listed
 from elsa_build.images.oci.contents import Seen, entries, visible
 from elsa_build.images.oci.layer import OPAQUE, WHITEOUT
 from elsa_build.images.oci.stored import StoredImage, StoredLayer
 from elsa_build.images.verify import read_build
+from elsa_build.kernels.staleness import changes, reasons
 from elsa_build.model import Digest
 from elsa_build.progress import SILENT, Progress
 
@@ -122,7 +124,9 @@ def _layers(old: _Side, new: _Side) -> Iterator[LayerDiff]:
             old=was.diff_id if was else None,
             new=now.diff_id if now else None,
             size=now.size if now and now.diff_id not in held else 0,
-            why=tuple(_why(name, old.build, new.build)) if fate is not Fate.SAME else (),
+            why=(*_why(name, old.build, new.build), *_kernels(name, old, new))
+            if fate is not Fate.SAME
+            else (),
         )
 
 
@@ -145,6 +149,17 @@ def _why(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[
     paths = _paths(inputs[0]) ^ _paths(inputs[1])
     touching = {name for path, _ in paths for name in _touching(path, (old, new), inside=True)}
     yield from (reason for name, reason in _series(old, new) if name in touching)
+
+
+def _kernels(name: str, old: _Side, new: _Side) -> Iterator[str]:
+    """Yield which kernels of a layer came, went, or were compiled again, and why."""
+    family = name.removeprefix("kernels-")
+    if family == name:
+        return
+    was, now = listed(old.image, old.build), listed(new.image, new.build)
+    if was and now:
+        found = changes(was, now)
+        yield from reasons(one for one in found if str(one.kernel.family) == family)
 
 
 def _paths(inputs: Mapping[str, Any]) -> set[tuple[str, str]]:

@@ -49,7 +49,10 @@ def served(prepared: Prepared, run: Mapping[str, Any]) -> dict[str, Any]:
     """Return how the image runs its server; the base's entry point stays in front of it."""
     recipe = prepared.recipe
     env = dict(line.partition("=")[::2] for line in run.get("Env") or [])
+    before = env.get(serving.PATH)
     env |= serving.environment(recipe)
+    if before:
+        env[serving.PATH] += f":{before}"
     health = recipe.health
     settings: dict[str, Any] = {
         "Env": [f"{name}={value}" for name, value in env.items()],

@@ -28,6 +28,15 @@ _SIZES = {
 }
 """Our fields, and what a checkpoint's config.json of this family calls them."""
 
+_KERNEL_SIZES = {
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "experts": "num_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "moe_intermediate": "moe_intermediate_size",
+}
+"""What only kernels depend on; a dense model has no experts."""
+
 
 def models() -> tuple[str, ...]:
     """Return the names of the models that elsa-build knows."""
@@ -55,6 +64,7 @@ def model(name: str, root: Path) -> Geometry:
         key: form.integer(key, 0, minimum=1)
         for key in (*_SIZES, "linear_layers", "attention_layers", "head_dim")
     }
+    numbers |= {key: form.integer(key, 0) for key in (*_KERNEL_SIZES, "rotary_dim")}
     found = Geometry(
         name=form.text("name", required=True),
         draft_layers=form.integer("draft_layers", 1),
@@ -127,7 +137,10 @@ def from_config(path: Path, shown: str) -> Geometry:
     head_dim = config.get("head_dim") or (
         _number(config, "hidden_size", shown) // _number(config, "num_attention_heads", shown)
     )
+    optional = {ours: int(config.get(theirs) or 0) for ours, theirs in _KERNEL_SIZES.items()}
     return Geometry(
+        rotary_dim=int(head_dim * _rotated(config)),
+        **optional,
         name=path.resolve().parent.name,
         linear_layers=linear,
         attention_layers=attention,
@@ -137,6 +150,12 @@ def from_config(path: Path, shown: str) -> Geometry:
         multimodal="vision_config" in whole,
         **numbers,
     )
+
+
+def _rotated(config: Mapping[str, Any]) -> float:
+    """Return the share of a head that rotates; newer configs keep it with the other of RoPE."""
+    nested = config.get("rope_parameters") or {}
+    return float(config.get("partial_rotary_factor", nested.get("partial_rotary_factor", 1.0)))
 
 
 def _layers(config: Mapping[str, Any], shown: str) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from elsa_build.diagnostics import Diagnostic
 from elsa_build.errors import ConfigError
 from elsa_build.git.objects import TREE, ObjectStore
 from elsa_build.images.base import Pinned
@@ -147,8 +148,9 @@ class Prepared:
     replay ended with. `lock` is `upstream.lock` as bytes. `recipe_digest` is of the recipe's file.
     `below` are a base's paths (as in `Base`) when a Dockerfile will put the layers on it: then the
     image is the delta alone. `package_dir` is where the look into the base found `sglang/`.
-    `bytecode` is the Python version to compile for, None for none (see `images.bytecode`). `cache`
-    is the folder of the blob store.
+    `kernels` are the layers of compiled kernels, `kernels_summary` what provenance says of them,
+    `findings` what a person should know of what was gathered. `bytecode` is the Python version to
+    compile for, None for none (see `images.bytecode`). `cache` is the folder of the blob store.
     """
 
     pin: Pin
@@ -164,6 +166,8 @@ class Prepared:
     package_dir: str | None = None
     compiled: Compiled | None = None
     kernels: tuple[PlannedLayer, ...] = ()
+    kernels_summary: Mapping[str, Any] | None = None
+    findings: tuple[Diagnostic, ...] = ()
     bytecode: str | None = None
     platform: str = "linux/amd64"
     cache: Path

@@ -56,7 +56,9 @@ def on_folders(layer: PlannedLayer, prepared: Prepared, paths: Iterable[str]) ->
     if not kept:
         return layer
     shown = {folder: str(kept[folder]) for folder in sorted(kept)}
-    return replace(layer, inputs={**layer.inputs, "folders": shown}, folders=kept)
+    # What a layer says of a folder itself is meant: a cache belongs to who runs the server.
+    said = {**kept, **layer.folders}
+    return replace(layer, inputs={**layer.inputs, "folders": shown}, folders=said)
 
 
 # --- upstream ---------------------------------------------------------------------------------

@@ -7,11 +7,13 @@ from typing import Any
 
 from elsa_build.git.objects import ObjectStore
 from elsa_build.images import base as bases
+from elsa_build.images import kernel_layer
 from elsa_build.images.ingredients import Base, Compiled, CompiledFile, Prepared, SourceTrees
 from elsa_build.images.notes import Fields, Notebook
 from elsa_build.images.oci.store import digest_of
 from elsa_build.images.provenance import applied_patches
 from elsa_build.images.survey import PACKAGE
+from elsa_build.kernels.bundle import Bundle
 from elsa_build.model import Digest, Pin, Recipe, Replay
 from elsa_build.progress import SILENT, Progress
 from elsa_build.upstream import wheel as wheels
@@ -26,6 +28,7 @@ def prepare(
     lock: bytes,
     cache: Path,
     wheel: Path | None = None,
+    kernels: Bundle | None = None,
     progress: Progress = SILENT,
 ) -> Prepared:
     """Return everything that an image is made of.
@@ -39,13 +42,16 @@ def prepare(
         cache: The folder of the blob store.
         wheel: The pinned release's wheel for the recipe's Python: its compiled files go into an
             overlay. None for a git source, whose tree is all there is.
+        kernels: The compiled kernels to ship; must stay where it is while the image is built.
         progress: Told of the look into the base.
 
     Raises:
         ConfigError: The base is broken or holds no SGLang.
         FailedError: The base's tree is not the pinned one.
+        StaleError: The kernels are for another card, Python or tree.
     """
     trees = SourceTrees(objects=objects, upstream=pin.tree, patched=done.tree)
+    shipped = kernel_layer.settle(kernels, recipe, pin, trees) if kernels else None
     base = package_dir = None
     if recipe.base_layout:
         image = bases.open_base(recipe.base_layout)
@@ -61,6 +67,7 @@ def prepare(
         bases.check(found, base=name, commit=pin.commit, python=recipe.python)
         base = Base(name=name, image=image, paths=found.paths, folders=found.folders)
         package_dir = found.package_dir
+    epoch = int(datetime.fromisoformat(pin.date).timestamp())
     return Prepared(
         pin=pin,
         recipe=recipe,
@@ -69,10 +76,13 @@ def prepare(
         head=done.head,
         series=applied_patches(done),
         lock=lock,
-        epoch=int(datetime.fromisoformat(pin.date).timestamp()),
+        epoch=epoch,
         base=base,
         package_dir=package_dir,
         compiled=compiled_files(wheel, pin, cache) if wheel and base is None else None,
+        kernels=kernel_layer.layers(shipped, epoch=epoch, user=recipe.user) if shipped else (),
+        kernels_summary=kernel_layer.summary(shipped),
+        findings=tuple(kernel_layer.findings(shipped, recipe)) if shipped else (),
         platform=base.image.platform if base else "linux/amd64",
         cache=cache,
     )

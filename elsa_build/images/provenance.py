@@ -99,6 +99,7 @@ def document(
             for plan, layer in zip(planned, layers, strict=True)
         ],
         "package_dir": root,
+        "kernels": prepared.kernels_summary,
         "compiled": [_compiled(prepared.compiled)] if prepared.compiled else [],
         "files": {f"{root}/{path}": shown for path, shown in _written(prepared, delta).items()},
         "deleted": [f"{root}/{path}" for path in delta.deleted],
@@ -223,6 +224,8 @@ def labels(build: Mapping[str, Any]) -> dict[str, str]:
         "ai.elsa-build.upstream.ref": upstream["ref"],
         "ai.elsa-build.upstream.tree": upstream["tree"],
     }
+    if build.get("kernels"):
+        facts["ai.elsa-build.kernels"] = build["kernels"]["digest"]
     if build["base"]:
         facts["org.opencontainers.image.base.name"] = build["base"]["name"]
         if build["base"]["digest"]:

@@ -5,10 +5,15 @@ Every backend writes the same values, so that an image behaves the same whoever 
 
 import re
 
+from elsa_build.kernels.bundle import PREFIX
+from elsa_build.kernels.placing import PYTHON
 from elsa_build.model import Recipe
 
-CACHE = "/opt/elsa/cache"
+CACHE = PREFIX
 """Where every compiled kernel lives: one fixed folder, since some caches key by path."""
+
+PATH = "PYTHONPATH"
+"""The one variable that is put in front of what a recipe or a base has, instead of replacing it."""
 
 PORT = "30000"
 """SGLang's own. Source: sglang v0.5.23 srt/arg_groups/fields/serving.py."""
@@ -21,16 +26,32 @@ def environment(recipe: Recipe) -> dict[str, str]:
     and before inductor's first look; and the cache of its own JIT is not below that folder.
     Source: sglang v0.5.23 srt/environ.py, third_party_cache_defaults; sgl-project/sglang 35621.
     """
+    ours, theirs = caches(recipe), dict(recipe.env)
+    if PATH in theirs:
+        theirs[PATH] = f"{ours[PATH]}:{theirs[PATH]}"
+    return ours | theirs
+
+
+def caches(recipe: Recipe) -> dict[str, str]:
+    """Return where each family looks for compiled kernels, and what it asks for when it compiles.
+
+    TRITON_LIBCUDA_PATH is not among them: it would have to name the folder in which the container
+    runtime puts the driver, which differs between bases.
+    """
     number = re.sub(r"\D", "", recipe.arch)
     major, minor = number[:-1], number[-1]
     ours = {
         "SGLANG_CACHE_DIR": CACHE,
         "SGLANG_JIT_CACHE_DIR": f"{CACHE}/jit",
         "TRITON_CACHE_DIR": f"{CACHE}/triton",
+        # Else only autotuners that ask for it keep what they chose; vllm-project/vllm 37188.
+        "TRITON_CACHE_AUTOTUNING": "1",
         "TORCHINDUCTOR_CACHE_DIR": f"{CACHE}/inductor",
         "TILELANG_CACHE_DIR": f"{CACHE}/tilelang",
         "CUDA_CACHE_PATH": f"{CACHE}/nv",
         "FLASHINFER_WORKSPACE_BASE": CACHE,
+        # FlashInfer trusts compiled libraries only where a module of this name says they are.
+        PATH: f"{CACHE}/{PYTHON}",
     }
     if int(number) >= 90:
         # From sm_90 on kernels are built for one card's own features; the family names of two
@@ -38,7 +59,7 @@ def environment(recipe: Recipe) -> dict[str, str]:
         suffix = "a" if int(number) < 100 else "f"
         ours["FLASHINFER_CUDA_ARCH_LIST"] = f"{major}.{minor}{suffix}"
         ours["CUTE_DSL_ARCH"] = f"sm_{number}a"
-    return ours | dict(recipe.env)
+    return ours
 
 
 def command(recipe: Recipe) -> tuple[str, ...]:

@@ -39,7 +39,8 @@ class Geometry:
     """What of a model decides its memory.
 
     Heads and dimensions are those of one layer, `draft_layers` those of its own multi-token
-    prediction; `state_dtype` is what the checkpoint asks for.
+    prediction; `state_dtype` is what the checkpoint asks for. From `hidden` on it is what kernels
+    are compiled for and no memory depends on: 0 where a checkpoint's config was not asked for it.
     """
 
     name: str
@@ -57,6 +58,12 @@ class Geometry:
     draft_layers: int = 1
     state_dtype: str = "float32"
     multimodal: bool = False
+    hidden: int = 0
+    heads: int = 0
+    rotary_dim: int = 0
+    experts: int = 0
+    experts_per_token: int = 0
+    moe_intermediate: int = 0
 
     @property
     def conv_dim(self) -> int:

@@ -1,8 +1,9 @@
 """A label is only a claim: the files inside an image are hashed again and compared.
 
 From the outside in: the blobs against their digests, the layers against the config, `build.json`
-against the labels and the layers, the patched files against `build.json`; and what must be gone is
-gone: deleted files, and bytecode of what a patch replaced. An overlay image holds the whole
+against the labels and the layers, the patched files against `build.json`, the kernels against their
+list and, by their machine code, against the card; and what must be gone is gone: deleted files, and
+bytecode of what a patch replaced. An overlay image holds the whole
 package, so its git tree is computed from the image and compared as well, and the compiled files of
 the release, which no tree holds, one by one.
 """
@@ -17,6 +18,7 @@ from elsa_build.diagnostics import Diagnostic, Severity
 from elsa_build.errors import ConfigError
 from elsa_build.git.objects import EXECUTABLE, FILE, SYMLINK, Entry, blob_id
 from elsa_build.images.bytecode import module_of
+from elsa_build.images.kernel_check import kernels
 from elsa_build.images.oci.contents import Seen, Sort, visible
 from elsa_build.images.oci.store import digest_of_stream
 from elsa_build.images.oci.stored import StoredImage, UnreadableLayerError
@@ -31,12 +33,16 @@ from elsa_build.progress import SILENT, Progress
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """What was looked at and what was found wrong; `build` is the image's own `build.json`."""
+    """What was looked at and what was found wrong; `build` is the image's own `build.json`.
+
+    `files`, `absent` and `kernels` count what it names: patched files, deleted ones, kernels.
+    """
 
     image: StoredImage
     build: Mapping[str, Any]
     files: int
     absent: int
+    kernels: int
     findings: tuple[Diagnostic, ...]
 
 
@@ -53,6 +59,9 @@ def verify(
             build = read_build(image)
             with progress.task("patched files"):
                 findings += _contents(image, build)
+            if build.get("kernels"):
+                with progress.task("kernels"):
+                    findings += kernels(image, build["kernels"])
             findings += [*_labels(image, build), *_layers(image, build)]
             whole = any(layer["name"] == UPSTREAM for layer in build["layers"])
             if whole and not _copied(image, build):
@@ -70,6 +79,7 @@ def verify(
         build=build,
         files=len(build.get("files", ())),
         absent=len(build.get("deleted", ())),
+        kernels=sum(((build.get("kernels") or {}).get("counts") or {}).values()),
         findings=tuple(findings),
     )
 
