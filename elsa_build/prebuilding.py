@@ -7,7 +7,7 @@ compiles that at its first start. What was finished before a stop is not done ag
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ class Wanted:
     `cpu_s` is how many estimated CPU seconds may be spent (None: all that it takes), `families`
     which to build, `first_config` to ship a tuner's choice that no card has timed. `workers` and
     `memory_mib` bound what runs at a time (None: the cores, and four fifths of what is free).
-    `scheduler` is the address of a Dask scheduler that builds instead of this machine.
+    `scheduler` is the address of a Dask scheduler that builds instead of this machine. `timings`
+    are what a card measured of tuners' choices.
     """
 
     cpu_s: float | None = None
@@ -43,6 +44,7 @@ class Wanted:
     workers: int | None = None
     memory_mib: int | None = None
     scheduler: str | None = None
+    timings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def build(
@@ -94,8 +96,9 @@ class Shop:
         found: list[Work] = []
         if Family.TRITON in self.wanted.families:
             found += building.triton_work(plan, stamp)
-            if self.wanted.first_config:
-                found += building.tuning_work(plan, stamp)
+            found += building.tuning_work(
+                plan, stamp, self.wanted.timings, untimed=self.wanted.first_config
+            )
         if Family.SGLANG_JIT in self.wanted.families:
             jobs = building.stamped(nvcc_jobs.sglang_jobs(documents), stamp)
             found += building.module_work(plan, Family.SGLANG_JIT, jobs)
@@ -134,6 +137,9 @@ class Shop:
                 start=self._start(),
                 journal=kept,
                 build=self.folder,
+                scratch=self.place.tools.scratch,
+                carry=(self.place.tools.source, *self.place.tools.libraries),
+                first=(farm.First(job=_compare(), found=self._compared()),),
                 progress=self.progress,
             )
         return pool.run(
@@ -145,6 +151,10 @@ class Shop:
             build=self.folder,
             progress=self.progress,
         )
+
+    def _compared(self) -> dict[str, Any]:
+        """Return what another machine must find as this one did, so that its keys are the same."""
+        return {name: self.place.fingerprint[name] for name in _KEYED}
 
     def _start(self) -> WorkerStart:
         tools = self.place.tools
@@ -175,6 +185,21 @@ class Shop:
                 "triton_key": next((key for key in keys if key), None),
             }
         return known
+
+
+_KEYED = ("python", "triton_key", "torch", "flashinfer", "tvm_ffi", "nvcc", "cxx")
+
+
+def _compare() -> Job:
+    return Job(
+        id="fingerprint",
+        family=Family.TRITON,
+        name="compare the toolchains",
+        call="fingerprint:told",
+        arguments={"fields": _KEYED},
+        memory_mib=500,
+        cpu_s=2.0,
+    )
 
 
 PACKAGE_DIR = "/opt/elsa-overlay/python"

@@ -4,6 +4,7 @@ Here the rooms meet: the series is replayed and written out for the interpreter 
 recipe and its model say what the server does, and `kernels` plans and builds.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -17,18 +18,17 @@ from elsa_build.diagnostics import Diagnostic
 from elsa_build.errors import ConfigError
 from elsa_build.git.objects import ObjectStore
 from elsa_build.images import geometry, serving
+from elsa_build.kernels import building, inside, planlock, source, toolchain, toolkit
 from elsa_build.kernels import plan as plans
-from elsa_build.kernels import planlock, source, toolchain, toolkit
 from elsa_build.kernels.jobs import Family
 from elsa_build.kernels.plan import Plan, PlanChange
+from elsa_build.kernels.recorder import TIMINGS, WHOLE
+from elsa_build.kernels.recording import Aged, aged
 from elsa_build.kernels.target import Target, target
 from elsa_build.kernels.toolchain import Toolchain
 from elsa_build.model import Oid, Recipe
 from elsa_build.progress import SILENT, Progress
 from elsa_build.upstream.cache import cache_dir
-
-RECORDED = "recorded.jsonl"
-"""What `kernels record` wrote of real boots, in the folder of the plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,12 +133,12 @@ def _variables(recipe: Recipe) -> dict[str, str]:
     return {name: value for name, value in ours.items() if not value.startswith(serving.CACHE)}
 
 
-def plan(root: Path, place: Workplace, *, progress: Progress = SILENT) -> Plan:
-    """Return what the patched tree compiles for this recipe, from its drives and recorded boots.
+def asked(root: Path, place: Workplace) -> dict[str, Any]:
+    """Return what the drives are asked: the card, the model's shapes, how it is served.
 
     Raises:
-        ConfigError: The recipe names no model whose shapes are known (exit 5).
-        ToolError: The patched tree cannot be driven at all (exit 6).
+        ConfigError: The recipe names no model whose shapes are known, or leaves to the server what
+            kernels are compiled for (exit 5).
     """
     recipe = place.recipe
     if recipe.memory.model is None:
@@ -146,32 +146,54 @@ def plan(root: Path, place: Workplace, *, progress: Progress = SILENT) -> Plan:
             f"{recipe.path.name}: memory.model: is missing, and kernels depend on the shapes",
             hint=f"memory: {{model: {' | '.join(geometry.models())}}}",
         )
-    request = {
+    return {
         "target": place.target.document(),
         "geometry": _shapes(geometry.model(recipe.memory.model, root)),
         "serve": plans.serving(_deciding(recipe)),
         "flags": {name: value or "true" for name, value in recipe.flags},
     }
+
+
+def _inputs(request: Mapping[str, Any], recorded: list[dict[str, Any]]) -> str:
+    """Return a digest of what decides a plan beside the tree and the interpreter."""
+    drives = sorted(Path(inside.__file__).parent.rglob("*.py"))
+    bodies = [hashlib.sha256(path.read_bytes()).hexdigest() for path in drives]
+    text = json.dumps([request, recorded, bodies], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def plan(root: Path, place: Workplace, *, progress: Progress = SILENT) -> Plan:
+    """Return what the patched tree compiles for this recipe, from its drives and recorded boots.
+
+    Raises:
+        ConfigError: The recipe leaves something open that decides kernels (exit 5).
+        ToolError: The patched tree cannot be driven at all (exit 6).
+    """
+    recipe, request = place.recipe, asked(root, place)
     build = place.folder / "planning"
     env = place.tools.environment(build, os.environ)
     with progress.task(f"drive the patched tree for {place.target.name}"):
         said = toolchain.ask(place.tools.command("plan"), request, env)
-    recorded = _recorded(root, recipe)
+    recorded = _recorded(root, place, WHOLE)
+    old = outrun(place, recorded)
+    lost = {f"{name} (recorded)": "it is gone from the patched tree" for name in old.gone}
+    lost |= {f"{name} (recorded)": "its text has changed: record again" for name in old.changed}
     kernels = plans.planned(
         [
             *({"family": Family.TRITON.value, **one} for one in said["kernels"]),
             *said["modules"],
-            *recorded,
+            *(one for one in recorded if one["name"] not in {*old.gone, *old.changed}),
         ]
     )
     return Plan(
         recipe=recipe.name,
         target=place.target.name,
         package=place.package,
+        inputs=_inputs(request, recorded),
         versions=said["versions"],
         kernels=tuple(kernels),
         tunings=tuple(plans.tunings(said["tunings"])),
-        failures=said["failures"],
+        failures={**said["failures"], **lost},
     )
 
 
@@ -205,16 +227,38 @@ def _shapes(model: Any) -> dict[str, int]:  # noqa: ANN401 - images.sizing.Geome
     return shapes
 
 
-def _recorded(root: Path, recipe: Recipe) -> list[dict[str, Any]]:
-    path = root / planlock.FOLDER / recipe.name / RECORDED
+def _recorded(root: Path, place: Workplace, name: str) -> list[dict[str, Any]]:
+    """Return the lines of one file that `kernels record` wrote of real boots; none is no error."""
+    path = root / planlock.FOLDER / place.recipe.name / name
     if not path.is_file():
         return []
     try:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except ValueError as e:
         raise ConfigError(
-            f"{path.relative_to(root)}: {e}", hint=f"elsa-build kernels record --into {recipe.name}"
+            f"{path.relative_to(root)}: {e}",
+            hint=f"elsa-build kernels record --into {place.recipe.name} -- COMMAND",
         ) from e
+
+
+def outrun(place: Workplace, entries: list[dict[str, Any]]) -> Aged:
+    """Return which recorded kernels the patched tree has outrun since: gone, or another text."""
+    names = sorted({one["name"] for one in entries if one["family"] == Family.TRITON})
+    if not names:
+        return Aged(gone=(), changed=())
+    request = {"target": place.target.document(), "names": names}
+    env = place.tools.environment(place.folder / "planning", os.environ)
+    said = toolchain.ask(place.tools.command("recorded"), request, env)
+    return aged(entries, said["texts"])
+
+
+def timings(root: Path, place: Workplace) -> dict[str, dict[str, list[float]]]:
+    """Return what a card measured of tuners' choices, by function and key, as `building` asks."""
+    return {
+        building.choice_id(one["name"], one["spec"]["tuning_key"]): one["timings"]
+        for one in _recorded(root, place, TIMINGS)
+        if one.get("timings")
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +301,8 @@ def current(
     except ConfigError:  # damaged: made anew
         kept = None
     ours = place.recipe.arch == place.target.name
-    if kept and _same(kept, place):
+    inputs = _inputs(asked(root, place), _recorded(root, place, WHOLE))
+    if kept and kept.inputs == inputs and _same(kept, place):
         return kept
     return replan(root, place, dry_run=dry_run or not ours, progress=progress).plan
 

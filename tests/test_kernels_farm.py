@@ -355,12 +355,12 @@ def test_dask_is_not_loaded_before_it_is_used():
 def test_whole_folders_are_replaced_wherever_they_stand_in_a_text_and_back():
     places = Places((("/w/build", "/d/f0"), ("/w/build/../x", "/d/f2"), ("/w", "/d/f1")))
 
-    command = "nvcc -o '/w/build/a.o' -I/w/build -I/w/build-2/x /w/cuda.cu /work/a"
+    command = "nvcc -o '/w/build/a.o' -I/w/build -I/w/build-2/x /w/cuda.cu /wide/a"
 
     here = places.here({"c": [command, 1, None]})
 
     assert here == {
-        "c": ["nvcc -o '/d/f0/a.o' -I/d/f0 -I/d/f1/build-2/x /d/f1/cuda.cu /work/a", 1, None]
+        "c": ["nvcc -o '/d/f0/a.o' -I/d/f0 -I/d/f1/build-2/x /d/f1/cuda.cu /wide/a", 1, None]
     }
     assert places.back(here) == {"c": [command, 1, None]}
 

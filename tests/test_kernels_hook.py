@@ -219,6 +219,25 @@ def test_a_compile_that_fails_is_told_with_its_error_and_raised(tmp_path, lent):
     ]
 
 
+def test_a_source_of_another_language_is_refused_too(tmp_path, lent):
+    stack = standin(tmp_path / "s")
+    code = (
+        "import kern\n"
+        "from triton.compiler import compiler\n"
+        "class Gluon(compiler.ASTSource):\n"
+        "    def make_ir(self): return 'other ir'\n"
+        "compiler.compile(Gluon(kern.add, {'x': '*fp32'}, {}), options={})\n"
+    )
+
+    free, strict = (
+        run(stack, lent, code=code),
+        run(stack, lent, code=code.replace("fp32", "i8"), strict=True),
+    )
+
+    assert (free.returncode, strict.returncode) == (0, 1)
+    assert [e.what for e in lookups(stack)] == ["compiled", "missed"]
+
+
 def test_timing_is_told_per_configuration_without_the_compiles_inside(tmp_path, lent):
     stack = standin(tmp_path / "s")
     code = (
@@ -372,9 +391,10 @@ def test_a_kernel_of_the_patched_tree_is_told_as_a_drive_plans_it(tmp_path, lent
         "import torch\n"
         "from elsa_build.kernels.inside import triton as build\n"
         "from elsa_build.kernels.inside.capture import capturing\n"
+        "from elsa_build.kernels.inside.whereabouts import tensors_anywhere\n"
         "from sglang.kernels.ops.attention.linear.fused_gdn_gating import fused_gdn_gating\n"
         "gates = torch.zeros(33, 32, dtype=torch.bfloat16)\n"
-        "with capturing() as found, gpu.tensors_anywhere():\n"
+        "with capturing() as found, tensors_anywhere():\n"
         "    fused_gdn_gating(torch.zeros(32), gates, gates, torch.zeros(32))\n"
         "(one,) = found.kernels.values()\n"
         "built = build.compile({'target': target}, one)\n"
@@ -383,6 +403,7 @@ def test_a_kernel_of_the_patched_tree_is_told_as_a_drive_plans_it(tmp_path, lent
 
     done = run(stack, lent, code=code, TREE=str(tree))
 
+    assert done.returncode == 0, done.stderr
     planned, key, parts = json.loads(done.stdout.splitlines()[-1])
     (event,) = [e for e in lookups(stack) if e.family == "triton"]
     assert (event.name, event.said["spec"]) == (planned["name"], planned["spec"])

@@ -2,6 +2,7 @@
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -98,6 +99,7 @@ def build(
         progress=session.progress,
     ) as place:
         plan = precompiling.current(session.root, place, dry_run=dry_run, progress=session.progress)
+        wanted = replace(wanted, timings=precompiling.timings(session.root, place))
         if dry_run:
             choice = prebuilding.choose(place, plan, wanted, session.progress)
             return Result(data=words.chosen(choice), view=lambda: words.choice_table(choice))

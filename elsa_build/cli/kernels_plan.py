@@ -10,6 +10,7 @@ from elsa_build import precompiling, project
 from elsa_build.cli.command import Result, Session, command
 from elsa_build.cli.kernels import kernels
 from elsa_build.diagnostics import Diagnostic, Severity
+from elsa_build.errors import ExitCode
 from elsa_build.reports import kernels_plan as words
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ def plan(
     recipe: RecipeName = None,
     arch: Arch = None,
     python: Python = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit 4 when the plan on disk is another")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("-n", "--dry-run", help="Show the plan, write nothing")
     ] = False,
@@ -60,7 +64,7 @@ def plan(
         environ=os.environ,
         progress=session.progress,
     ) as place:
-        shown_only = dry_run or place.target.name != chosen.arch
+        shown_only = dry_run or check or place.target.name != chosen.arch
         found = precompiling.replan(
             session.root, place, dry_run=shown_only, progress=session.progress
         )
@@ -71,9 +75,12 @@ def plan(
     written = ", ".join(str(path.relative_to(session.root)) for path in found.written)
     change = f"{len(found.change.new)} new, {len(found.change.gone)} gone"
     kept = f"wrote {written}" if written else "nothing was written"
+    stale = check and bool(found.change.new or found.change.gone)
     return Result(
         data=words.document(found.plan, found.change),
         view=view,
+        status="stale" if stale else "ok",
+        code=ExitCode.STALE if stale else ExitCode.OK,
         closing=f"{change}; {kept}; next: elsa-build kernels build",
         diagnostics=tuple(
             Diagnostic(

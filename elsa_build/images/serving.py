@@ -50,6 +50,9 @@ def caches(recipe: Recipe) -> dict[str, str]:
         "TILELANG_CACHE_DIR": f"{CACHE}/tilelang",
         "CUDA_CACHE_PATH": f"{CACHE}/nv",
         "FLASHINFER_WORKSPACE_BASE": CACHE,
+        # Else FlashInfer makes its norms with CuTe DSL at every start: no cache holds them, and the
+        # switch that forbids its JIT does not see them. Source: flashinfer 0.7.2 norm/__init__.py.
+        "FLASHINFER_USE_CUDA_NORM": "1",
         # FlashInfer trusts compiled libraries only where a module of this name says they are.
         PATH: f"{CACHE}/{PYTHON}",
     }

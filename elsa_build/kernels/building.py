@@ -45,22 +45,33 @@ def triton_work(plan: Plan, stamp: Mapping[str, Any]) -> Iterator[Work]:
 
 
 def tuning_work(
-    plan: Plan, stamp: Mapping[str, Any], timings: Mapping[str, Any] | None = None
+    plan: Plan,
+    stamp: Mapping[str, Any],
+    timings: Mapping[str, Any] | None = None,
+    *,
+    untimed: bool = False,
 ) -> Iterator[Work]:
     """Yield one work a choice among configurations.
 
     Args:
         plan: What was found to be tuned.
         stamp: What else decides a choice's place.
-        timings: Milliseconds by configuration, by function and key; the first wins where a choice
-            has none.
+        timings: Milliseconds by configuration, by `choice_id`.
+        untimed: Also write choices that no card has timed; their first configuration wins.
     """
     for one in plan.tunings:
-        measured = (timings or {}).get(json.dumps([one.name, list(one.key)]))
+        measured = (timings or {}).get(choice_id(one.name, one.key))
+        if measured is None and not untimed:
+            continue
         arguments = {**one.document(), "timings": measured}
         arguments.pop("why")
         job = _triton("triton:tune", f"{one.name} (choice)", arguments, stamp)
         yield Work(family=Family.TRITON, name=one.name, jobs=(job,), tuning=one)
+
+
+def choice_id(name: str, key: Iterable[Any]) -> str:
+    """Return what tells one choice from another: the function and what it is tuned for."""
+    return json.dumps([name, list(key)])
 
 
 def _triton(call: str, name: str, arguments: Mapping[str, Any], stamp: Mapping[str, Any]) -> Job:

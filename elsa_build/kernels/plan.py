@@ -78,8 +78,9 @@ class Tuning:
 class Plan:
     """Everything that one recipe's server compiles on one target.
 
-    `package` is the tree id of the patched `sglang/` that was driven; `versions` are those of the
-    interpreter that drove it. `failures` are drives that ended with an error, by name.
+    `package` is the tree id of the patched `sglang/` that was driven, `inputs` a digest of what it
+    was asked and of the drives themselves; `versions` are those of the interpreter that drove it.
+    `failures` are drives that ended with an error, by name.
     """
 
     recipe: str
@@ -87,6 +88,7 @@ class Plan:
     package: str
     versions: Mapping[str, str]
     kernels: tuple[Planned, ...]
+    inputs: str = ""
     tunings: tuple[Tuning, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
 
@@ -114,7 +116,12 @@ def planned(entries: Iterable[Mapping[str, Any]], family: Family | None = None) 
             boots=int(entry.get("boots", 0)),
         )
         found[one.id] = merged(found[one.id], one) if one.id in found else one
-    return sorted(found.values(), key=lambda one: (one.family, one.name, one.id))
+    return ordered(found.values())
+
+
+def ordered(kernels: Iterable[Planned]) -> list[Planned]:
+    """Return kernels in a plan's order, which no order of finding or reading changes."""
+    return sorted(kernels, key=lambda one: (one.family, one.name, one.id))
 
 
 def tunings(entries: Iterable[Mapping[str, Any]]) -> list[Tuning]:

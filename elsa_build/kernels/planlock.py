@@ -15,7 +15,7 @@ from typing import Any
 
 from elsa_build.errors import ConfigError, ToolError
 from elsa_build.kernels.jobs import Family
-from elsa_build.kernels.plan import Plan, planned, tunings
+from elsa_build.kernels.plan import Plan, ordered, planned, tunings
 
 FOLDER = "kernels"
 _CHOICES = "autotune"
@@ -48,6 +48,7 @@ def _lock(plan: Plan, files: Mapping[str, str]) -> str:
         f"recipe = {_quoted(plan.recipe)}",
         f"target = {_quoted(plan.target)}",
         f"package = {_quoted(plan.package)}",
+        f"inputs = {_quoted(plan.inputs)}",
         "",
         "[versions]",
         *(f"{name} = {_quoted(value)}" for name, value in sorted(plan.versions.items())),
@@ -124,13 +125,16 @@ def load(root: Path, recipe: str) -> Plan | None:
             recipe=lock["recipe"],
             target=lock["target"],
             package=lock["package"],
+            inputs=lock["inputs"],
             versions=lock["versions"],
-            kernels=tuple(kernels),
+            kernels=tuple(ordered(kernels)),
             tunings=tuple(tunings(bodies[f"{recipe}/{_CHOICES}.jsonl"])),
             failures=lock["failures"],
         )
     except KeyError as e:
         raise ConfigError(f"{shown}: {e.args[0]} is missing", hint=_AGAIN) from e
+    except (AttributeError, TypeError, ValueError) as e:
+        raise ConfigError(f"{shown}: is not of the form of a plan: {e}", hint=_AGAIN) from e
 
 
 def _body(root: Path, name: str, digest: str) -> list[dict[str, Any]]:

@@ -17,8 +17,12 @@ from elsa_build.errors import ConfigError, ToolError
 
 VARIABLE = "ELSA_KERNELS_PYTHON"
 _LOCAL = ".venv-kernels/bin/python"
-_FOREIGN = ("TRITON_", "SGLANG_", "FLASHINFER_", "TORCH", "PYTHON", "CUDA_", "CUTE_", "PTXAS_")
-"""Variables of the person's shell that would change a key, or what is imported."""
+_FOREIGN = (
+    *("TRITON_", "SGLANG_", "FLASHINFER_", "TVM_", "TORCH", "PYTHON", "CUDA_", "CUTE_", "NVCC_"),
+    # In Triton's keys under other names. Source: triton 3.8.0 include/triton/Tools/Sys/GetEnv.hpp.
+    *("PTXAS_", "NVPTX_", "LLVM_", "MLIR_", "DISABLE_", "USE_IR_LOC", "ALLOW_LHS_", "AMDGCN_"),
+)
+"""How variables begin that would change a key, what is compiled, or what is imported."""
 _SAID = 20
 """How many of a failed program's last lines are shown."""
 

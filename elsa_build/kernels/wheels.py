@@ -10,6 +10,7 @@ import json
 import os
 import re
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def record(wheel: Path) -> Record:
             name = next(n for n in file.namelist() if n.endswith(".dist-info/RECORD"))
             rows = csv.reader(file.read(name).decode().splitlines())
             return {path: _hex(digest) for path, digest, _ in rows if digest}
-    except (OSError, StopIteration, ValueError, zipfile.BadZipFile) as e:
+    except (OSError, StopIteration, ValueError, zipfile.BadZipFile, zlib.error) as e:
         raise ToolError(f"{wheel}: cannot be read as a wheel: {e}") from e
 
 

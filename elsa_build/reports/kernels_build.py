@@ -21,10 +21,10 @@ def table(done: Building) -> "RenderableType":
 
 def rows(done: Building) -> Iterator[tuple[str, int, int, int, int, float, int, float]]:
     """Yield a family's figures in the order of `table`."""
-    for family, group in groupby(
-        sorted(done.built, key=lambda one: one.work.family), key=lambda one: one.work.family
+    for family in sorted(
+        {one.work.family for one in done.built} | {one.family for one in done.left}
     ):
-        built = list(group)
+        built = [one for one in done.built if one.work.family is family]
         held = done.bundle.manifest.of(family)
         yield (
             str(family),
@@ -33,7 +33,7 @@ def rows(done: Building) -> Iterator[tuple[str, int, int, int, int, float, int, 
             sum(one.error is not None for one in built),
             sum(work.family is family for work in done.left),
             sum(one.cpu_s for one in built),
-            max(one.peak_mib for one in built),
+            max((one.peak_mib for one in built), default=0),
             sum(kernel.size for kernel in held) / 1e6,
         )
 

@@ -1,5 +1,6 @@
-"""A kernel plan for people and for scripts: one row a function, its specialisations counted."""
+"""A kernel plan for people and for scripts: what asks for which kernels, and how many of each."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,27 +11,29 @@ if TYPE_CHECKING:
 
 
 def table(plan: Plan) -> "RenderableType":
-    """Return one row a function or module: how many specialisations, when, from where."""
-    from rich.table import Table  # noqa: PLC0415 - only when something is shown
+    """Return the kernels below what calls them: how many specialisations each, and when."""
+    from rich.text import Text  # noqa: PLC0415 - only when something is shown
 
-    found = Table(box=None, pad_edge=False, title_justify="left")
-    for name in ("family", "kernel", "specialisations", "phases", "because"):
-        found.add_column(name, overflow="fold", justify="right" if name.endswith("s") else "left")
-    for (family, name), kernels in grouped(plan).items():
-        phases = dict.fromkeys(phase for one in kernels for phase in one.phases)
-        why = kernels[0].why.partition(": ")
-        found.add_row(family, name, str(len(kernels)), ", ".join(phases), why[2] or why[0])
-    for family, count in plan.counts().items():
-        found.caption = f"{found.caption or ''}{family} {count}  "
+    found = Text()
+    for (drive, source), kernels in grouped(plan).items():
+        phases = ", ".join(dict.fromkeys(phase for one in kernels for phase in one.phases))
+        found.append(f"{drive}", style="bold")
+        found.append(f"  {phases}\n", style="dim")
+        found.append(f"  {source}\n" if source else "", style="dim")
+        for (family, name), count in Counter((one.family, one.name) for one in kernels).items():
+            found.append(f"{count:5}  {family.value:10}  {name.removeprefix('sglang.')}\n")
+    counts = ", ".join(f"{count} {family}" for family, count in plan.counts().items())
+    found.append(f"{plan.recipe} for {plan.target}: {counts}", style="bold")
     return found
 
 
 def grouped(plan: Plan) -> Mapping[tuple[str, str], list[Planned]]:
-    """Return the kernels by family and name, in the plan's order."""
+    """Return the kernels by what asks for them: a drive and its file of upstream, or a boot."""
     found: dict[tuple[str, str], list[Planned]] = {}
     for one in plan.kernels:
-        found.setdefault((one.family.value, one.name.removeprefix("sglang.")), []).append(one)
-    return found
+        drive, _, source = one.why.partition(": ")
+        found.setdefault((drive, source), []).append(one)
+    return dict(sorted(found.items()))
 
 
 def document(plan: Plan, change: PlanChange) -> dict[str, Any]:

@@ -7,6 +7,7 @@ imported: its modules read the card at import, and what they read is part of a k
 """
 
 import contextlib
+import os
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, Self
@@ -14,6 +15,7 @@ from typing import Any, Self
 
 def install(target: Mapping[str, Any]) -> None:
     """Make torch and Triton see the card of a target (`Target.document()`) in this process."""
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # what torch would compile is not planned for here
     _torch(target)
     _triton(target)
 
@@ -61,6 +63,7 @@ def _torch(target: Mapping[str, Any]) -> None:
     for name, answer in answers.items():
         setattr(torch.cuda, name, _saying(answer))
     torch.cuda.current_stream = _saying(_Idle())
+    torch.Tensor.record_stream = _saying(None)
     torch.cuda.default_generators = (_Generator(),)
     for name in ("Stream", "Event", "CUDAGraph", "graph"):
         setattr(torch.cuda, name, _Idle)

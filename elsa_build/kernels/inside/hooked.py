@@ -100,6 +100,7 @@ def triton_compiler(module: Any) -> None:
     @functools.wraps(compile_)
     def compile(src: Any, target: Any = None, options: Any = None, **more: Any) -> Any:  # noqa: A001 - Triton's own
         error: BaseException | None = None
+        _watch(type(src))
         with _looking() as lookup:
             try:
                 return compile_(src, target, options, **more)
@@ -109,9 +110,14 @@ def triton_compiler(module: Any) -> None:
             finally:
                 _compiled(src, target, options or {}, lookup, error)
 
-    for kind in (module.ASTSource, module.IRSource):
-        kind.make_ir = _making(kind.make_ir)
     module.get_cache_manager, module.compile = get_cache_manager, compile
+
+
+def _watch(kind: Any) -> None:
+    """Patch a class of sources (plain, IR, Gluon's) when one is first looked up."""
+    if not hasattr(kind.make_ir, "watched"):
+        kind.make_ir = _making(kind.make_ir)
+        kind.make_ir.watched = True
 
 
 def _making(make_ir: Callable[..., Any]) -> Callable[..., Any]:
@@ -258,7 +264,7 @@ def sglang_loader(module: Any) -> None:
                     name=asked.name,
                     key=asked.key,
                     seconds=lookup.seconds(),
-                    **_asker(nvcc_capture._entry, sys._getframe(1)),  # noqa: SLF001 - who asks is nowhere else
+                    **_asker(nvcc_capture.entry_of, sys._getframe(1)),  # noqa: SLF001 - who asks is nowhere else
                     **_words(error),
                 )
 
@@ -282,7 +288,7 @@ def flashinfer_core(module: Any) -> None:
 
     @functools.wraps(register)
     def registered(self: Any, spec: Any) -> None:
-        made.setdefault(spec.name, _asker(nvcc_capture._generator, sys._getframe(1)))  # noqa: SLF001 - same
+        made.setdefault(spec.name, _asker(nvcc_capture.generator_of, sys._getframe(1)))  # noqa: SLF001 - same
         register(self, spec)
 
     module.JitSpecRegistry.register = registered

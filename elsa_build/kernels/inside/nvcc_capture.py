@@ -77,7 +77,7 @@ def _sglang(found: Asked) -> Iterator[None]:
         del scope
         tree = Path(loader.__file__).parents[4]
         sources = [str(Path(path).relative_to(tree.parent)) for path in spec.sources]
-        found.note("sglang-jit", spec.module_name, _entry(sys._getframe(1)), sources)  # noqa: SLF001 - who asks is nowhere else
+        found.note("sglang-jit", spec.module_name, entry_of(sys._getframe(1)), sources)  # noqa: SLF001 - who asks is nowhere else
         return Path()
 
     kept = loader._find_prebuilt, loader._load  # noqa: SLF001 - no public door
@@ -98,7 +98,7 @@ def _flashinfer(found: Asked) -> Iterator[None]:
     kept = registry.register, base.build_and_load
 
     def registered(self: Any, spec: Any) -> None:
-        made[spec.name] = _generator(sys._getframe(1))  # noqa: SLF001 - who asks is nowhere else
+        made[spec.name] = generator_of(sys._getframe(1))  # noqa: SLF001 - who asks is nowhere else
         kept[0](self, spec)
 
     def asked(self: Any) -> Silent:
@@ -119,7 +119,7 @@ def _named(source: Path) -> str:
     return "/".join(parts[parts.index("data") :]) if "data" in parts else source.name
 
 
-def _entry(frame: FrameType | None) -> dict[str, Any]:
+def entry_of(frame: FrameType | None) -> dict[str, Any]:
     """Return the entry point of the patched tree that asked: the first function outside the JIT."""
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
@@ -129,7 +129,7 @@ def _entry(frame: FrameType | None) -> dict[str, Any]:
     return {}
 
 
-def _generator(frame: FrameType | None) -> dict[str, Any]:
+def generator_of(frame: FrameType | None) -> dict[str, Any]:
     """Return the outermost of FlashInfer's generators (`gen_...`) that is being called."""
     found: FrameType | None = None
     while frame is not None:

@@ -21,7 +21,7 @@ from elsa_build.kernels.inside.drives.served import Drive, Served, served
 from elsa_build.kernels.inside.drives.server import BOOT
 from elsa_build.kernels.inside.whereabouts import tensors_anywhere
 
-_VERSIONS = ("python", "torch", "triton", "flashinfer", "tvm_ffi", "sglang_kernel")
+_VERSIONS = ("torch", "triton", "flashinfer", "tvm_ffi", "sglang_kernel")
 """What a plan says that it was made with; nothing that differs between two builders of one kind."""
 
 

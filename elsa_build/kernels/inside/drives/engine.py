@@ -86,7 +86,7 @@ class Engine:
         from sglang.srt.mem_cache.common import release_kv_cache
 
         for request in batch.reqs:
-            release_kv_cache(request, self.scheduler.tree_cache)
+            release_kv_cache(request, self.scheduler.tree_cache, checkpoint=False)
 
 
 @functools.cache
@@ -163,6 +163,7 @@ class _Group(SimpleNamespace):
 
 def _alone() -> None:
     """Let upstream believe that its process groups, each of this process alone, were made."""
+    from sglang.kernels.ops.memory import small_copy
     from sglang.srt.distributed import parallel_state
     from sglang.srt.managers import tp_worker
     from sglang.srt.runtime_context import get_parallel
@@ -173,6 +174,10 @@ def _alone() -> None:
     get_parallel().override_permanently(**{f"{name}_group": group for name in names})
     parallel_state._SELF_PP = group  # noqa: SLF001 - read by upstream's draft workers
     tp_worker.broadcast_pyobj = lambda values, *_, **__: values
+    copying = small_copy.try_small_copy
+    # Its kernel is noted; that it was not launched sends upstream to torch's copies, which the
+    # host reads again.
+    small_copy.try_small_copy = lambda *lists: copying(*lists) and False
     # A package that no wheel of ours has; imported where upstream looks a class up.
     for name in ("flash_mla", "flash_mla.flash_mla_interface"):
         sys.modules.setdefault(name, _Absent(name))

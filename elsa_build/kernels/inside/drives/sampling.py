@@ -8,16 +8,16 @@ from elsa_build.kernels.inside.drives.served import Drive, Served
 def _grammar(model: Served) -> Iterator[str]:
     """Drive the mask over the logits of a prefill (a row a request) and of a verification."""
     import torch
-    from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar, get_bitmask_shape
+    from sglang.kernels.ops.grammar.bitmask_ops import apply_token_bitmask_inplace_triton
 
     yield "sampling"
     counts = {
         requests * tokens for requests in model.batches() for tokens in (1, model.draft_tokens)
     }
     logits = torch.zeros(max(counts), model.vocabulary)
-    mask = torch.zeros(get_bitmask_shape(max(counts), model.vocabulary), dtype=torch.int32)
+    mask = torch.zeros(max(counts), -(-model.vocabulary // 32), dtype=torch.int32)
     for rows in sorted(counts):
-        XGrammarGrammar.apply_vocab_mask(None, logits[:rows], mask[:rows])
+        apply_token_bitmask_inplace_triton(logits[:rows], mask[:rows])
 
 
 DRIVES = (Drive(name="grammar-mask", source="srt/constrained/xgrammar_backend.py", run=_grammar),)

@@ -1,9 +1,10 @@
 """Requests from prompt to accepted tokens: prefills, drafts, verification, and their CUDA graphs.
 
-Draft and verification are one step of upstream's worker; a batch that a graph was captured for takes
-the graph, as in the server, so the graphs come first here as they do at a boot.
+Draft and verification are one step of upstream's worker; a batch that a graph was captured for
+takes the graph, as in the server, so the graphs come first here as they do at a boot.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,18 +32,26 @@ def _with_engine(
 
         with torch.no_grad(), asking():
             yield "memory"
-            yield from run(engine(model), model)
+            at = engine(model)
+            yield "verify"
+            _capture(at.scheduler.tp_worker)
+            if at.scheduler.draft_worker is not None:
+                yield "draft"
+                _capture(at.scheduler.draft_worker)
+            yield from run(at, model)
 
     return driven
 
 
-def _graphs(at: Engine, _: Served) -> Iterator[str]:
-    """Drive the capture of every graph, warm-ups included."""
+@functools.cache
+def _capture(worker: Any) -> None:
+    """Capture a worker's graphs, warm-ups included, as a boot does before the first request."""
+    worker.init_cuda_graphs()
+
+
+def _graphs(_: Engine, __: Served) -> Iterator[str]:
+    """Drive nothing more than the boot."""
     yield "verify"
-    at.scheduler.tp_worker.init_cuda_graphs()
-    if at.scheduler.draft_worker is not None:
-        yield "draft"
-        at.scheduler.draft_worker.init_cuda_graphs()
 
 
 def _prefills(at: Engine, model: Served) -> Iterator[str]:
@@ -79,8 +88,8 @@ def _choices(at: Engine, model: Served) -> Iterator[str]:
 def _sparse(at: Engine, model: Served) -> Iterator[str]:
     """Drive the verification from what top-k leaves, of each size that its second kernel has.
 
-    It is our patch's (sparse-verify) and off by default, so it is driven whether or not the variable
-    is set here: a variant compiled in mid-serving would cost seconds.
+    It is our patch's (sparse-verify) and off by default, so it is driven whether or not the
+    variable is set here: a variant compiled in mid-serving would cost seconds.
     """
     from sglang.srt.environ import envs
 
