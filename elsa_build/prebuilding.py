@@ -134,7 +134,7 @@ class Shop:
             return farm.run(
                 jobs,
                 scheduler=self.wanted.scheduler,
-                start=self._start(),
+                start=self.start(),
                 journal=kept,
                 build=self.folder,
                 scratch=self.place.tools.scratch,
@@ -144,7 +144,7 @@ class Shop:
             )
         return pool.run(
             jobs,
-            start=self._start(),
+            start=self.start(),
             workers=self.wanted.workers or os.cpu_count() or 1,
             memory_mib=self.wanted.memory_mib or memory.memory_available_mib() * 4 // 5,
             journal=kept,
@@ -156,7 +156,8 @@ class Shop:
         """Return what another machine must find as this one did, so that its keys are the same."""
         return {name: self.place.fingerprint[name] for name in _KEYED}
 
-    def _start(self) -> WorkerStart:
+    def start(self) -> WorkerStart:
+        """Return how a worker of this shop is started."""
         tools = self.place.tools
         launcher = _on_path(_LAUNCHER)
         return WorkerStart(

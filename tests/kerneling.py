@@ -53,7 +53,7 @@ def request(arch: str, *drives: str, **serve: Any) -> dict[str, Any]:
     return {
         "target": target(arch).document(),
         "geometry": {name: getattr(model, name) for name in SHAPES},
-        "serve": plans.serving(flags, 1) | serve,
+        "serve": plans.serving(flags) | serve,
         "flags": {} if serve else {name: value or "true" for name, value in flags.items()},
         "drives": drives,
     }

@@ -11,6 +11,7 @@ import pytest
 
 from elsa_build.git.door import Git
 from tests.conftest import Story
+from tests.gpucode import built
 from tests.imaging import POOL, UPSTREAM, tar, write_base
 
 RECIPE = """\
@@ -110,6 +111,27 @@ def test_the_delta_goes_on_a_base_that_is_named_and_the_second_time_nothing_is_l
     assert document(project("verify", "elsa-v1", "--json"))["status"] == "ok"
     elsewhere = project(*named, "--package-dir", "/opt/x", code=5)
     assert f"no sglang in /opt/x of the base; it is in /{site}" in elsewhere.stderr
+
+
+def test_a_base_with_a_library_that_the_card_cannot_run_fails_unless_asked_not_to_look(
+    project, tmp_path
+):
+    site = "usr/lib/python3.12/site-packages"
+    installed = {
+        f"{site}/{path.removeprefix('python/')}": text.encode()
+        for path, text in UPSTREAM.items()
+        if "/sglang/" in path
+    }
+    installed[f"{site}/old_kernels/ops.so"] = built("90a", "100f")
+    write_base(tmp_path / "base", [tar(installed)])
+    named = ("image", "--tag", "elsa-v1", "--base", str(tmp_path / "base"))
+
+    unseen = project(*named, "--no-audit")
+    found = project(*named, code=7)
+
+    assert "E41" not in unseen.stderr
+    assert "old_kernels/ops.so" in found.stderr
+    assert "nothing for sm_120" in found.stderr
 
 
 def test_a_base_that_is_no_file_and_no_name_is_told(project):

@@ -1,6 +1,7 @@
 """From plan to jobs and back: what names a job, what a budget takes, what a failure costs."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -165,7 +166,7 @@ def test_without_a_limit_all_is_taken_and_with_none_at_all_nothing():
 def test_more_time_never_leaves_what_less_time_took():
     taken = [{one.name for one in within(WORKS, limit).taken} for limit in range(0, 700, 7)]
 
-    assert all(less <= more for less, more in zip(taken, taken[1:], strict=False))
+    assert all(less <= more for less, more in pairwise(taken))
 
 
 @pytest.mark.parametrize(

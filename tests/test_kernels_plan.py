@@ -11,10 +11,14 @@ from elsa_build.errors import ConfigError, ToolError
 from elsa_build.images import recipe as recipes
 from elsa_build.kernels import plan as plans
 from elsa_build.kernels import planlock
+from elsa_build.kernels.inside import plan as driving
+from elsa_build.kernels.inside.capture import Captured
+from elsa_build.kernels.inside.drives.served import Drive, served
 from elsa_build.kernels.jobs import Family
 from elsa_build.kernels.plan import Plan, Planned, changes, planned, serving, tunings
 from elsa_build.kernels.target import target
 from elsa_build.kernels.toolchain import Toolchain
+from elsa_build.reports import kernels_plan as words
 
 ROOT = Path(__file__).parent.parent
 
@@ -29,6 +33,7 @@ def plan(*entries, **changed):
         recipe="small",
         target="sm_120",
         package="0" * 40,
+        inputs="1" * 64,
         versions={"torch": "2.14.1", "triton": "3.8.0"},
         kernels=tuple(kernels),
         tunings=tuple(
@@ -117,6 +122,67 @@ def test_flags_of_a_server_become_facts_for_drives():
 def test_a_flag_that_should_be_a_number_is_an_error():
     with pytest.raises(ValueError, match="many"):
         serving({"max-running-requests": "many"})
+
+
+# --- shown ------------------------------------------------------------------------------------
+
+
+def test_a_plan_is_shown_by_what_asks_for_its_kernels():
+    found = plan(
+        entry("sglang.ops:a", why="decode: backend.py", phases=["decode"]),
+        entry("sglang.ops:a", block=2, why="decode: backend.py", phases=["capture"]),
+        entry("norm", family="flashinfer", why="recorded"),
+    )
+
+    shown = words.table(found).plain.splitlines()
+
+    assert shown[0].startswith("decode  ")
+    assert sorted(shown[0].replace(",", "").split()[1:]) == ["capture", "decode"]
+    assert shown[1].strip() == "backend.py"
+    assert shown[2].split() == ["2", "triton", "ops:a"]
+    assert shown[-1] == "small for sm_120: 2 triton, 0 sglang-jit, 1 flashinfer"
+
+
+def test_a_plan_for_scripts_names_what_came_and_what_went_by_id():
+    old, new = plan(entry(block=1)), plan(entry(block=2))
+
+    document = words.document(new, changes(old, new))
+
+    assert document["new"] == [new.kernels[0].id] == [one["id"] for one in document["kernels"]]
+    assert document["gone"] == [old.kernels[0].id]
+    assert document["failures"] == {"eagle": 'AttributeError: "x" \\ gone (eagle.py:3)'}
+
+
+# --- drives -----------------------------------------------------------------------------------
+
+
+def test_a_drive_that_fails_is_told_with_its_place_and_keeps_what_it_found():
+    found = Captured()
+    spec = {"name": "m.f", "key": "k", "target": {"arch": 120}, "options": {"arch": "sm_120"}}
+
+    def run(model):
+        yield "prefill"
+        found.kernel("m:f", spec)
+        raise LookupError(f"{model} has moved\nmore words")
+
+    problem = driving.drive(Drive(name="gdn", source="backend.py", run=run), "chunk", found)
+
+    assert problem.startswith("LookupError: chunk has moved (test_kernels_plan.py:")
+    (one,) = found.kernels.values()
+    assert (one["phases"], one["why"]) == (["prefill"], "gdn: backend.py")
+    assert one["spec"] == {"name": "m.f", "options": {}}
+
+
+def test_drives_are_asked_what_the_recipe_says():
+    request = precompiling.asked(ROOT, place())
+
+    model = served(request["geometry"], {**request["serve"], "flags": request["flags"].items()})
+
+    assert (model.requests, model.slots, model.draft_tokens, model.steps) == (12, 49, 6, 5)
+    assert (model.kv_dtype, model.state_dtype, model.replay) == ("float8_e4m3fn", "bfloat16", True)
+    assert (model.key_heads, model.value_heads) == (16, 32)
+    assert ("quantization", "modelopt_fp4") in model.flags
+    assert request["target"]["name"] == "sm_120"
 
 
 # --- the files --------------------------------------------------------------------------------

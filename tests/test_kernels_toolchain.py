@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from elsa_build.errors import ConfigError, ToolError
-from elsa_build.kernels import toolchain
+from elsa_build.kernels import toolchain, wheels
 from elsa_build.kernels.toolchain import Toolchain
 
 SHELL = {
@@ -193,3 +193,25 @@ def test_an_answer_that_is_no_json_is_an_error(said):
 def test_a_program_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(ToolError, match="cannot be run: No such file"):
         toolchain.ask((str(tmp_path / "python"), "-m", "x"), {}, {})
+
+
+@pytest.mark.kernels
+def test_the_real_interpreter_says_what_it_compiles_with(tmp_path):
+    if not os.environ.get(toolchain.VARIABLE):
+        pytest.skip(f"{toolchain.VARIABLE} names no interpreter with torch and Triton")
+    tools = Toolchain(
+        python=Path(os.environ[toolchain.VARIABLE]), source=tmp_path, scratch=tmp_path / "scratch"
+    )
+    stub = tmp_path / "stub"
+
+    said = toolchain.ask(
+        tools.command("premises", str(stub)), {}, tools.environment(tmp_path / "b", os.environ)
+    )
+
+    known = said["fingerprint"]
+    assert all(known[name] for name in ("torch", "triton", "flashinfer", "ptxas", "triton_key"))
+    assert "site-packages" in said["site_packages"]
+    assert list(stub.glob("libcuda.so*"))
+    installed = wheels.installed(said["triton_files"])
+    assert installed[wheels.LIBTRITON] == known["libtriton"]
+    assert wheels.libtriton_for(installed, installed) == known["libtriton"]

@@ -8,8 +8,12 @@ import typer
 from elsa_build import project
 from elsa_build.cli.app import app
 from elsa_build.cli.command import Result, Session, command
-from elsa_build.images import tags
+from elsa_build.diagnostics import errors
+from elsa_build.errors import ExitCode
+from elsa_build.images import gpucode, tags
 from elsa_build.images.build import forecast
+from elsa_build.images.oci.layout import read_layout
+from elsa_build.images.oci.stored import FolderSource
 from elsa_build.images.publish import Destination
 from elsa_build.images.ship import Backend, Shipped, on_base, ship
 
@@ -59,6 +63,10 @@ def image(
         bool,
         typer.Option("--replace-local", help="Move a tag whose image was built here before"),
     ] = False,
+    audit: Annotated[
+        bool,
+        typer.Option("--audit/--no-audit", help="Look for libraries of the base without our arch"),
+    ] = True,
     dry_run: Annotated[
         bool, typer.Option("-n", "--dry-run", help="Say which layers would be made, write nothing")
     ] = False,
@@ -109,11 +117,18 @@ def image(
             root=session.root,
             progress=session.progress,
         )
+        found = shipped.built.findings
+        if audit and ready.base is not None:
+            image = read_layout(FolderSource(shipped.built.layout))
+            found += gpucode.audited(image, chosen.arch, session.progress)
+    wrong = bool(errors(found))
     return Result(
         data=_plain(shipped, chosen.name),
         view=_words(shipped),
         closing=_closing(shipped),
-        diagnostics=shipped.built.findings,
+        status="failed" if wrong else "ok",
+        code=ExitCode.FAILED if wrong else ExitCode.OK,
+        diagnostics=found,
     )
 
 

@@ -9,6 +9,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from elsa_build.diagnostics import Diagnostic
 from elsa_build.images.oci.archive import read_archive
 from elsa_build.images.oci.contents import clean_name, entries
 from elsa_build.images.oci.cover import Cover
@@ -16,7 +17,12 @@ from elsa_build.images.oci.layout import read_layout
 from elsa_build.images.oci.stored import FolderSource, StoredImage
 from elsa_build.images.opening import open_image
 from elsa_build.kernels import members as files
+from elsa_build.kernels.allowances import DEFAULT, load
+from elsa_build.kernels.census import census
+from elsa_build.kernels.coverage import audit
+from elsa_build.kernels.coverage_findings import findings
 from elsa_build.kernels.members import Member
+from elsa_build.kernels.target import targets
 from elsa_build.progress import SILENT, Progress
 
 
@@ -35,6 +41,16 @@ def members(image: StoredImage) -> Iterator[Member]:
                 if shown and entry.isreg() and not cover.hides(path):
                     yield files.of_tar(archive, entry, path)
         cover.extend(below)
+
+
+def audited(image: StoredImage, arch: str, progress: Progress = SILENT) -> tuple[Diagnostic, ...]:
+    """Return what of an image's GPU code its card cannot run; nothing for a card we do not know."""
+    card = next((one for one in targets() if one.name == arch), None)
+    if card is None:
+        return ()
+    with progress.task("audit the GPU code") as advance:
+        seen = census(members(image), advance)
+    return findings(audit(seen, card, allowances=load((DEFAULT,))))
 
 
 def find(name: str, output: Path, *, progress: Progress = SILENT) -> Iterator[Member]:

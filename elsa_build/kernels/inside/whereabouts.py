@@ -6,6 +6,7 @@ beside it, by what it was asked for and what it was made of.
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,6 +55,8 @@ def tensors_anywhere() -> Iterator[None]:
 
 _HOST = "_elsa_on_host"
 """An attribute of a tensor that really is in host memory."""
+_LARGE = 1 << 20
+"""Bytes from which the C library takes zeroed memory from the kernel, page by page as written."""
 
 
 def _placed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -66,18 +69,10 @@ def _placed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         places.add("cpu")
     if func is torch.Tensor.cuda:
         places.add("cuda")
-    zeroed = {
-        torch.empty: torch.zeros,
-        torch.empty_like: torch.zeros_like,
-        torch.Tensor.new_empty: torch.Tensor.new_zeros,
-    }
-    if func in zeroed:
-        func = zeroed[func]
-        kwargs.pop("memory_format", None)
     named = {key: _moved(value) for key, value in kwargs.items()}
     called = torch.Tensor.to if func is torch.Tensor.cuda else func
-    given = (args[0], "cpu") if func is torch.Tensor.cuda else map(_moved, args)
-    found: Any = called(*given, **named)
+    given = (args[0], "cpu") if func is torch.Tensor.cuda else tuple(map(_moved, args))
+    found: Any = _blank(called, given, named) if func in _blanks() else called(*given, **named)
     if not isinstance(found, torch.Tensor):
         return found
     if args and found is args[0]:
@@ -89,6 +84,40 @@ def _placed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     made_of_host = bool(of) and all(getattr(one, _HOST, False) for one in of)
     setattr(found, _HOST, "cpu" in places or ("cuda" not in places and made_of_host))
     return found
+
+
+@functools.cache
+def _blanks() -> dict[Any, Any]:
+    """Return the functions that make memory, and those that make it zero."""
+    import torch
+
+    return {
+        torch.empty: torch.zeros,
+        torch.zeros: torch.zeros,
+        torch.empty_like: torch.zeros_like,
+        torch.zeros_like: torch.zeros_like,
+        torch.Tensor.new_empty: torch.Tensor.new_zeros,
+        torch.Tensor.new_zeros: torch.Tensor.new_zeros,
+    }
+
+
+def _blank(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return memory that is zero and, if it is large, takes none before it is written."""
+    import numpy as np
+    import torch
+
+    layout = kwargs.pop("memory_format", None)
+    filled = _blanks()[func]
+    if layout is not None and filled is torch.zeros_like:
+        kwargs["memory_format"] = layout
+    if kwargs.get("out") is not None:
+        return filled(*args, **kwargs)
+    like = filled(*args, **{**kwargs, "device": "meta"})
+    if like.nbytes < _LARGE:
+        return filled(*args, **kwargs)
+    room = torch.from_numpy(np.zeros(like.nbytes, dtype=np.uint8))
+    # Like what it is made of, also where that is transposed: strides are part of kernels' keys.
+    return room.view(like.dtype).as_strided(like.shape, like.stride())
 
 
 def _place(argument: Any) -> str:

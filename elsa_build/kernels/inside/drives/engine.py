@@ -33,7 +33,7 @@ class Engine:
         return self.scheduler.tp_worker.model_runner
 
     def begin(self, lengths: list[int], **sampling: Any) -> Any:
-        """Return a batch of new requests with prompts of these lengths, ready for its prefill."""
+        """Return a batch of new requests with prompts of these lengths, after its prefill."""
         from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
         from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -54,28 +54,35 @@ class Engine:
             requests, *pools, at.model_config, at.enable_overlap, at.spec_algorithm
         )
         batch.prepare_for_extend()
+        self._run(batch)
         return batch
 
-    def step(self, batch: Any) -> Any:
-        """Run a batch: a prefill, or one round of drafts, verification and the next first draft."""
+    def step(self, batch: Any) -> None:
+        """Run a batch for one round: drafts, their verification, and the next first draft."""
+        batch.prepare_for_decode()
+        self._run(batch)
+
+    def _run(self, batch: Any) -> None:
+        """Run a prepared batch as the scheduler does, and keep what the next round starts from."""
         from sglang.srt.managers.scheduler import resolve_forward_inputs
 
         at = self.scheduler
-        if not batch.forward_mode.is_extend():
-            batch.prepare_for_decode()
         at.future_map.resolve_seq_lens_cpu(batch)
         resolve_forward_inputs(batch, at.future_map)
         rows = batch.req_pool_indices
+        publish = functools.partial(at.future_map.publish, rows)
         with at._forward_isolation(batch, overlap=False):  # noqa: SLF001 - its only door is the event loop
-            found = (at.draft_worker or at.tp_worker).forward_batch_generation(
-                batch, on_publish=functools.partial(at.future_map.publish, rows)
-            )
+            if at.draft_worker is not None:
+                found = at.draft_worker.forward_batch_generation(batch, on_publish=publish)
+            else:
+                found = at.tp_worker.forward_batch_generation(batch)
+                publish(batch.seq_lens + 1)
             at._relay_forward_payload(batch, rows, found)  # noqa: SLF001 - same
         batch.input_ids = None
         batch.spec_info = found.next_draft_input
-        batch.spec_info.future_dsa_topk_indices_available = False
-        batch.spec_info.future_indices = rows
-        return found
+        if batch.spec_info is not None:
+            batch.spec_info.future_dsa_topk_indices_available = False
+            batch.spec_info.future_indices = rows
 
     def grow(self, batch: Any, length: int) -> None:
         """Let a batch's running requests have so many tokens: how many decides what plans them."""
@@ -98,7 +105,7 @@ def engine(model: Served) -> Engine:
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     arguments = server(model).arguments
-    _alone()
+    alone()
     at: Any = object.__new__(Scheduler)
     at.server_args, at.nccl_port, at.device = arguments, 0, "cuda"
     at.model_config = ModelConfig.from_server_args(arguments)
@@ -161,7 +168,8 @@ class _Group(SimpleNamespace):
         yield SimpleNamespace(stream=torch.cuda.Stream())
 
 
-def _alone() -> None:
+@functools.cache
+def alone() -> None:
     """Let upstream believe that its process groups, each of this process alone, were made."""
     from sglang.kernels.ops.memory import small_copy
     from sglang.srt.distributed import parallel_state
