@@ -213,8 +213,8 @@ def replayed(shop, folder):
 # --- refused --------------------------------------------------------------------------------------
 
 
-def test_a_dry_run_says_what_is_taken_and_what_is_left_and_writes_nothing(shop, made):
-    assert made.first["status"] == "ok"
+def test_a_dry_run_says_what_is_taken_and_what_is_left_and_writes_nothing(shop, planned):
+    assert planned["status"] == "ok"
 
     said = shop("kernels", "build", "--cpu", "10s", "--dry-run", "-o", "none", "--json")
 

@@ -429,6 +429,17 @@ def test_what_was_planned_and_is_gone_is_named(shop):
     ]
 
 
+def test_a_function_that_cannot_be_keyed_fails_in_the_same_words_each_time(shop):
+    text = KERNELS.replace("@triton.jit\ndef doubled", "def doubled")
+    (shop.source / "probe_plain.py").write_text(text)
+    entries = [renamed(entry, "probe_plain") for entry in of(shop.kernels, "double")]
+
+    first, second = shop.work(*(("compile", entry) for entry in entries))
+
+    assert first["error"] == second["error"]
+    assert "Unsupported function referenced: <function doubled>" in first["error"]
+
+
 def test_a_function_whose_arguments_changed_is_an_error_and_whose_text_changed_is_compiled(
     shop, tmp_path
 ):

@@ -56,12 +56,15 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--case", action="append", choices=CASES, help="only this; repeat for more")
+    parser.add_argument("-o", "--output", type=Path, help="write here as well")
     parser.add_argument("--asked", type=Path, metavar="FILE", help="a target, as JSON")
     options = parser.parse_args()
     names = options.case or list(CASES)
     found = asked(options.asked, names) if options.asked else launched(names)
-    json.dump(found, sys.stdout, indent=1)
-    sys.stdout.write("\n")
+    text = json.dumps(found, indent=1) + "\n"
+    if options.output:
+        options.output.write_text(text, encoding="utf-8")
+    sys.stdout.write(text)
     wrong = [one for one in found.get("cases", {}).values() if not one.get("right", True)]
     return 1 if wrong or found.get("failed") else 0
 
@@ -414,9 +417,11 @@ def recurrence(
     """Return the gated delta rule's outputs and last state, token by token in float64.
 
     Args:
-        q, k: [tokens, key heads, dim], not normalised.
+        q: [tokens, key heads, dim], not normalised.
+        k: As q.
         v: [tokens, value heads, dim].
-        log_decay, write: [tokens, value heads].
+        log_decay: [tokens, value heads].
+        write: As log_decay.
         state: [value heads, dim of v, dim of k].
     """
     group = VALUE_HEADS // KEY_HEADS

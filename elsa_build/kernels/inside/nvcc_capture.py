@@ -60,12 +60,26 @@ class Silent:
         return 0
 
 
+_open: list[Asked] = []
+
+
 @contextlib.contextmanager
 def asking() -> Iterator[Asked]:
-    """Collect what is asked for while the block runs."""
+    """Collect what is asked for while the block runs; a block inside another adds to its list.
+
+    Upstream remembers a module in the process, so one that an inner block is answered with is not
+    asked for again: two lists would each lack what the other has.
+    """
+    if _open:
+        yield _open[-1]
+        return
     found = Asked()
     with _sglang(found), _flashinfer(found):
-        yield found
+        _open.append(found)
+        try:
+            yield found
+        finally:
+            _open.pop()
 
 
 @contextlib.contextmanager

@@ -15,10 +15,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from elsa_build.kernels.inside import drives, fingerprint, nvcc_plan
+from elsa_build.kernels.inside import drives, fingerprint, nvcc_capture, nvcc_plan
 from elsa_build.kernels.inside.capture import Captured, capturing
 from elsa_build.kernels.inside.drives.served import Drive, Served, served
 from elsa_build.kernels.inside.drives.server import BOOT
+from elsa_build.kernels.inside.nvcc_capture import Asked
 from elsa_build.kernels.inside.whereabouts import tensors_anywhere
 
 _VERSIONS = ("torch", "triton", "flashinfer", "tvm_ffi", "sglang_kernel")
@@ -32,12 +33,14 @@ def all_drives() -> Iterator[Drive]:
         yield from getattr(loaded, "DRIVES", ())
 
 
-def drive(one: Drive, model: Served, found: Captured) -> str | None:
-    """Run one drive and return what went wrong, if anything did."""
-    found.why = f"{one.name}: {one.source}"
+def drive(one: Drive, model: Served, *found: Captured | Asked) -> str | None:
+    """Run one drive and return what went wrong, if anything did; `found` hear of its phases."""
+    for listed in found:
+        listed.why, listed.phase = f"{one.name}: {one.source}", ""
     try:
         for phase in one.run(model):
-            found.phase = phase
+            for listed in found:
+                listed.phase = phase
     except Exception as e:  # noqa: BLE001 - any failure of upstream's code is this drive's result
         frames = traceback.extract_tb(e.__traceback__)
         place = next((f for f in reversed(frames) if "sglang" in f.filename), frames[-1])
@@ -46,19 +49,23 @@ def drive(one: Drive, model: Served, found: Captured) -> str | None:
     return None
 
 
-def plan(model: Served, names: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Return `kernels`, `tunings` and `failures` of all drives, or of those named."""
+def plan(
+    model: Served, flags: Mapping[str, str], names: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """Return `kernels`, `tunings`, `modules` and `failures` of all drives, or of those named."""
     failures = {}
-    with capturing() as found, tensors_anywhere():
+    with capturing() as found, tensors_anywhere(), nvcc_capture.asking() as asked:
         for one in (BOOT, *all_drives()):
             if names and one.name not in names and one is not BOOT:
                 continue
-            found.phase = ""
-            if (problem := drive(one, model, found)) is not None:
+            if (problem := drive(one, model, found, asked)) is not None:
                 failures[one.name] = problem
+        if not names:
+            failures |= nvcc_plan.survey(model, flags).failures
     return {
         "kernels": list(found.kernels.values()),
         "tunings": list(found.tunings.values()),
+        "modules": list(asked.modules.values()),
         "failures": failures,
     }
 
@@ -71,13 +78,11 @@ def main() -> None:
     nvcc_plan.prepare(request["target"])
     flags, names = request.get("flags", {}), request.get("drives", ())
     model = served(request["geometry"], {**request["serve"], "flags": sorted(flags.items())})
-    answer: dict[str, Any] = {"modules": [], **plan(model, frozenset(names))}
-    if not names:
-        found = nvcc_plan.survey(model, flags)
-        answer["modules"] = found.modules
-        answer["failures"] |= found.failures
-        known = fingerprint.fingerprint()
-        answer["versions"] = {name: known[name] for name in _VERSIONS if known[name]}
+    known = fingerprint.fingerprint()
+    answer = {
+        **plan(model, flags, frozenset(names)),
+        "versions": {name: known[name] for name in _VERSIONS if known[name]},
+    }
     with os.fdopen(answer_to, "w", encoding="utf-8") as out:
         json.dump(answer, out)
 

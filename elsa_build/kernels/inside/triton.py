@@ -41,8 +41,12 @@ def compile(setup: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str,
     # Anything hashable does as the key in memory; libdevice and the like follow from the target.
     target = {"backend": "cuda", "arch": setup["target"]["number"], "warp_size": 32}
     spec |= {"key": arguments["name"], "target": target}
-    with _listening() as heard:
-        kernel = function.preload(json.dumps(spec))
+    try:
+        with _listening() as heard:
+            kernel = function.preload(json.dumps(spec))
+    except Exception:
+        _unkey(function)
+        raise
     shared = int(kernel.metadata.shared)
     most = int(setup["target"]["shared_bytes"])
     if shared > most:
@@ -154,6 +158,16 @@ def find(name: str) -> Any:
     if found is None:
         raise LookupError(f"module {module_name} has no JIT function {qualname}")
     return found
+
+
+def _unkey(function: Any) -> None:
+    """Let the next specialisation make its key anew: a failure leaves a placeholder for the key.
+
+    With it the next one would fail in other words, or be compiled where no server looks.
+    Source: triton 3.8.0 runtime/jit.py, JITCallable.cache_key.
+    """
+    for one in (function, *_callees(function, tritons=True)):
+        one.hash = None
 
 
 @functools.cache

@@ -100,12 +100,15 @@ def find(call: str, package: str) -> Callable[[Any, Any], Mapping[str, Any]]:
 
 
 def words(error: BaseException) -> str:
-    """Return an exception as its traceback ends, followed by what caused it."""
+    """Return an exception as its traceback ends, followed by what caused it.
+
+    Without addresses, so that the same failure has the same words in every run.
+    """
     said = [
         "".join(traceback.format_exception_only(one)).strip().removeprefix("RuntimeError: ")
         for one in _chain(error)
     ]
-    return "\ncaused by: ".join(said)
+    return re.sub(r" at 0x[0-9a-f]{6,}", "", "\ncaused by: ".join(said))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
