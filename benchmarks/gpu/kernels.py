@@ -32,7 +32,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,6 @@ OURS = (
 )
 MOVED = "sglang/kernels/ops/attention/fla/l2norm.py"
 MOVED_KERNEL = "sglang.kernels.ops.attention.fla.l2norm:l2norm_fwd_kernel"
-HOST_MODULES = ("cuda_utils", "__triton_launcher")
 WITHIN_S = 240.0
 
 
@@ -83,20 +82,27 @@ class Boot:
     @property
     def host_modules(self) -> list[str]:
         """Return the names of the C modules that were compiled for the host."""
-        names = (one.path.name for one in self.gated.written if one.family == Family.TRITON)
-        return sorted(name for name in names if name.startswith(HOST_MODULES))
+        return sorted(one.path.name for one in self.gated.written if one.for_the_host)
 
     @property
     def clean(self) -> bool:
         """Return whether nothing was compiled, missed or timed, and every number was right."""
-        unexplained = len(self.gated.written) - len(self.host_modules)
-        return not (self.gated.misses or self.names("bench") or unexplained) and self.right
+        return not (self.gated.blamed or self.names("bench")) and self.right
 
     @property
     def right(self) -> bool:
         """Return whether every case ran and computed what torch does."""
         cases = self.said.get("cases", {})
         return bool(cases) and not self.said["failed"] and all(c["right"] for c in cases.values())
+
+    @property
+    def causes(self) -> list[dict[str, Any]]:
+        """Return what was refused, and why it was not found."""
+        return [
+            {"kernel": one.name, "causes": list(one.causes)}
+            for one in self.gated.misses
+            if one.what != "compiled"
+        ]
 
     def document(self) -> dict[str, Any]:
         """Return what is reported of it."""
@@ -111,8 +117,10 @@ class Boot:
             ),
             "hits": dict(sorted(hits.items())),
             "host_modules": len(self.host_modules),
+            "causes": self.causes,
             "imported_s": self.said.get("imported_s"),
             "ready_s": self.said.get("ready_s"),
+            "took_s": self.said.get("took_s"),
             "writable": self.said.get("writable"),
         }
 
@@ -268,7 +276,6 @@ def prove(tree: Path, sealed: Path, plan: Path, work: Path) -> tuple[dict[str, A
         "boots": {name: one.document() for name, one in boots.items()},
         "numbers": boots["read_only"].said.get("cases"),
         "kernels": kernel_table(boots["read_only"], boots["cold"]),
-        "moved_line": misses(boots["moved_line"]),
         "ready_s": {
             "cold": boots["cold"].said.get("ready_s"),
             "bundled": boots["read_only"].said.get("ready_s"),
@@ -333,21 +340,8 @@ def reaches(boots: Mapping[str, Boot]) -> dict[str, bool]:
 
 def moved(boot: Boot) -> bool:
     """Say whether the one miss is that of the kernel whose line moved, for that reason."""
-    found = [(miss.name, miss.causes) for miss in boot.gated.misses if miss.what == "missed"]
-    return len(found) == 1 and found[0][0] == MOVED_KERNEL and only_line(found[0][1])
-
-
-def only_line(causes: Collection[str]) -> bool:
-    """Say whether a moved line is the only cause."""
-    return len(causes) == 1 and all(one.startswith("line: ") for one in causes)
-
-
-def misses(boot: Boot) -> list[dict[str, Any]]:
-    """Return what a boot missed, and why."""
-    return [
-        {"kernel": one.name, "what": one.what, "causes": list(one.causes)}
-        for one in boot.gated.misses
-    ]
+    found = [(one["kernel"], cause) for one in boot.causes for cause in one["causes"]]
+    return len(found) == 1 and found[0][0] == MOVED_KERNEL and found[0][1].startswith("line: ")
 
 
 def kernel_table(found: Boot, cold: Boot) -> dict[str, dict[str, Any]]:

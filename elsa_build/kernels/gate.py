@@ -31,6 +31,10 @@ UPSTREAM: Mapping[str, str] = {"SGLANG_CRASH_ON_JIT_COMPILE": "1", "FLASHINFER_D
 
 _MADE = frozenset({".so", ".o", ".cubin", ".fatbin", ".ptx"})
 """What a compiler leaves; sources, logs and locks are also written when nothing is compiled."""
+_FOR_THE_HOST = ("cuda_utils.", "__triton_launcher.")
+"""How names of modules begin that Triton compiles into its cache with the C compiler: once a
+machine, in 3.6 a launcher a signature as well. No GPU code is in them. Source: triton 3.6.0 and
+3.8.0 backends/nvidia/driver.py."""
 _ALL_OF = frozenset({"inductor", "driver"})
 """Caches of which every new file is a compile."""
 
@@ -51,6 +55,11 @@ class Written:
     path: Path
     size: int
 
+    @property
+    def for_the_host(self) -> bool:
+        """Return whether it is a module of Triton's that has no GPU code."""
+        return self.family == Family.TRITON and self.path.name.startswith(_FOR_THE_HOST)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gated:
@@ -63,7 +72,8 @@ class Gated:
     @property
     def blamed(self) -> bool:
         """Return whether a kernel is the reason, should the command have failed."""
-        return bool(self.misses or self.written) and not self.booted.boot.interrupted
+        unseen = [one for one in self.written if not one.for_the_host]
+        return bool(self.misses or unseen) and not self.booted.boot.interrupted
 
 
 def specs(root: Path, bundle: Bundle | None) -> dict[str, Spec]:
@@ -276,7 +286,11 @@ def _findings(gated: Gated, allowed: frozenset[str]) -> Iterator[Diagnostic]:
         yield said("E461", family, f"{text}: no cache has its choice", _BENCH_HINT.get(family))
     for one in gated.written:
         text = f"{one.family}: {one.path} ({one.size} bytes) was written"
-        yield said("E462", one.family, f"{text} by a process that the hook does not see")
+        if one.for_the_host:
+            why = "C for the host, compiled at the first start on a machine"
+            yield Diagnostic(code="E462", severity=Severity.WARNING, message=f"{text}: {why}")
+        else:
+            yield said("E462", one.family, f"{text} by a process that the hook does not see")
     if not booted.heard.of("importing", "hit", "compiled", "missed", "failed"):
         yield said("E463", "", "no process loaded Triton, SGLang or FlashInfer: nothing was proved")
     yield from unsure(booted, Severity.ERROR)

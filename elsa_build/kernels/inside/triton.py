@@ -41,12 +41,9 @@ def compile(setup: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str,
     # Anything hashable does as the key in memory; libdevice and the like follow from the target.
     target = {"backend": "cuda", "arch": setup["target"]["number"], "warp_size": 32}
     spec |= {"key": arguments["name"], "target": target}
-    try:
-        with _listening() as heard:
-            kernel = function.preload(json.dumps(spec))
-    except Exception:
-        _unkey(function)
-        raise
+    _unkey(function)
+    with _listening() as heard:
+        kernel = function.preload(json.dumps(spec))
     shared = int(kernel.metadata.shared)
     most = int(setup["target"]["shared_bytes"])
     if shared > most:
@@ -102,6 +99,7 @@ def tune(setup: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, An
     def chosen() -> None:
         tuner.configs_timings = {config: timings[str(config)] for config in configs}
 
+    _unkey(_inner(tuner))
     autotuner.get_cache_manager = noted
     try:
         found = tuner.check_disk_cache(tuple(arguments["spec"]["tuning_key"]), configs, chosen)
@@ -161,13 +159,16 @@ def find(name: str) -> Any:
 
 
 def _unkey(function: Any) -> None:
-    """Let the next specialisation make its key anew: a failure leaves a placeholder for the key.
+    """Have a function's key made anew, as in a process that looks it up before any other.
 
-    With it the next one would fail in other words, or be compiled where no server looks.
-    Source: triton 3.8.0 runtime/jit.py, JITCallable.cache_key.
+    A compile that failed leaves a placeholder for the key. And Triton 3.6 counts the globals of a
+    called function only if that one's own key was made earlier, so a worker that has done other
+    jobs, or has looked at the called functions, would compile where no server looks.
+    Source: triton 3.6.0 and 3.8.0 runtime/jit.py, JITCallable.cache_key, _update_hash.
     """
     for one in (function, *_callees(function, tritons=True)):
         one.hash = None
+        one.used_global_vals = {}
 
 
 @functools.cache
@@ -300,7 +301,7 @@ def _named(function: Any) -> Iterator[Any]:
             found = function.__globals__.get(node.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             found = getattr(function.__globals__.get(node.value.id), node.attr, None)
-        if hasattr(found, "src") and hasattr(found, "cache_key"):
+        if hasattr(found, "src") and hasattr(type(found), "cache_key"):  # not asked: see _unkey
             yield found
 
 
