@@ -374,6 +374,25 @@ def test_a_process_that_the_hook_does_not_see_is_betrayed_by_what_it_writes(tmp_
     assert set(codes(found)) == {"E462"}
 
 
+def test_what_triton_compiles_for_the_host_is_told_and_fails_nothing(tmp_path):
+    stack = standin(tmp_path / "s")
+    bundle = made(stack, tmp_path / "bundle", 16)
+    code = (
+        "import os, kern; kern.warm(16)\n"
+        "folder = os.environ['TRITON_CACHE_DIR'] + '/' + 'A' * 52\n"
+        "os.makedirs(folder)\n"
+        "open(folder + '/cuda_utils.cpython-312-x86_64-linux-gnu.so', 'w').write('C')\n"
+    )
+    (stack.folder / "program.py").write_text(code)
+
+    (found,) = gated(stack, bundle, tmp_path)
+
+    assert not found.blamed
+    (said,) = gate.findings(found)
+    assert (said.code, said.severity) == ("E462", Severity.WARNING)
+    assert "C for the host" in said.message
+
+
 def test_timing_again_fails_unless_the_family_is_allowed(tmp_path):
     stack = standin(tmp_path / "s")
     bundle = made(stack, tmp_path / "bundle", 16, 32)
