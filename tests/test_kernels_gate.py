@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from elsa_build.diagnostics import errors
+from elsa_build.diagnostics import Severity, errors
 from elsa_build.errors import ConfigError, InterruptedRunError, ToolError
 from elsa_build.kernels import boots, gate, harvest, ledger
 from elsa_build.kernels.booting import Watch, boot
