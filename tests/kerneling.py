@@ -4,7 +4,10 @@
 (`.cache/patched` when unset).
 """
 
+import fcntl
 import functools
+import hashlib
+import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -76,10 +79,20 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Planned:
         pytest.skip(f"{toolchain.VARIABLE} names no interpreter with torch and Triton")
     if not (TREE / "sglang").is_dir():
         pytest.skip(f"no patched tree at {TREE}; ELSA_PATCHED_TREE names its folder")
-    folder = tmp_path_factory.mktemp("planned")
+    # Test processes that run side by side have folders of their own below one.
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "planned"
+    folder.mkdir(exist_ok=True)
 
     @functools.cache
     def plan(arch: str, *drives: str, **serve: Any) -> Mapping[str, Any]:
-        return ask(folder, request(arch, *drives, **serve))
+        question = request(arch, *drives, **serve)
+        text = json.dumps(question, sort_keys=True)
+        kept = folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+        with (folder / "lock").open("w") as alone:
+            fcntl.flock(alone, fcntl.LOCK_EX)
+            if not kept.exists():
+                kept.write_text(json.dumps(ask(folder, question)))
+        return json.loads(kept.read_text())
 
     return plan

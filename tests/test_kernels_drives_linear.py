@@ -181,13 +181,3 @@ def test_without_replayssm_verification_takes_the_recurrent_kernel(planned):
     assert plain.of("fused_sigmoid_gating_delta_rule_update_kernel")
     assert plain.of("_fused_mamba_state_scatter_with_mask_kernel")
     assert not plain.of("gdn_replayssm_spec_circular_kernel")
-
-
-@pytest.mark.kernels
-@pytest.mark.slow
-def test_two_runs_say_the_same_in_the_same_order_whatever_the_hash_seed(planned, tmp_path):
-    first = planned("sm_120", *LINEAR)
-
-    second = kerneling.ask(tmp_path, kerneling.request("sm_120", *LINEAR), PYTHONHASHSEED="7")
-
-    assert second == first

@@ -51,14 +51,6 @@ def test_every_drive_of_the_serving_path_runs_to_its_end(serving):
     assert serving.failures == {}
 
 
-def test_two_runs_plan_the_same_kernels_in_the_same_order(planned):
-    first = planned("sm_120", "grammar-mask", "experts")
-    again = planned("sm_120", "experts", "grammar-mask")
-
-    assert first["kernels"] == again["kernels"]
-    assert first["kernels"]
-
-
 def test_no_entry_holds_what_belongs_to_one_machine(serving):
     for one in serving.entries:
         assert "target" not in one["spec"]
@@ -136,14 +128,3 @@ def test_experts_are_routed_and_joined_by_triton_but_not_computed_by_it(serving)
     assert serving.of("_router_triton_kernel")
     assert serving.of("_fused_gate_sigmoid_mul_add_kernel")
     assert not serving.of("fused_moe_kernel")
-
-
-# Without speculation.
-
-
-def test_a_server_without_speculation_plans_no_drafts(planned):
-    alone = Found(planned("sm_120", "rounds", draft_tokens=1, steps=0))
-
-    assert alone.failures == {}
-    assert not alone.of("generate_draft_decode_kv_indices")
-    assert alone.of("write_req_to_token_pool_triton")

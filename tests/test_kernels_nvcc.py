@@ -463,23 +463,6 @@ def test_a_linked_home_is_another_toolkit_to_sglangs_key_and_a_real_one_is_like_
 
 # The real thing: an interpreter with torch and FlashInfer, a toolkit, no GPU.
 
-GEOMETRY = {
-    "hidden": 2048,
-    "heads": 16,
-    "kv_heads": 2,
-    "head_dim": 256,
-    "rotary_dim": 64,
-    "key_heads": 16,
-    "value_heads": 32,
-    "key_dim": 128,
-    "value_dim": 128,
-    "conv_kernel": 4,
-    "experts": 256,
-    "experts_per_token": 8,
-    "moe_intermediate": 512,
-    "vocabulary": 248320,
-    "context": 262144,
-}
 FLASHINFER = {
     "norm": "flashinfer.jit.norm:gen_norm_module",
     "sampling": "flashinfer.jit.sampling:gen_sampling_module",
@@ -558,8 +541,8 @@ def archs(path: Path) -> str:
 
 @pytest.mark.kernels
 @pytest.mark.slow
-def test_two_flashinfer_modules_build_without_a_gpu_and_load_at_once(inside, tmp_path):
-    modules = [{"generator": FLASHINFER[name]} for name in ("norm", "sampling")]
+def test_a_module_of_flashinfer_builds_without_a_gpu_and_loads_at_once(inside, tmp_path):
+    modules = [{"generator": "flashinfer.jit.quantization:gen_quantization_module"}]
     (specs,) = inside.ask(("flashinfer:specs", {"modules": modules}))
     jobs = nvcc_jobs.flashinfer_jobs(specs)
 
@@ -569,10 +552,10 @@ def test_two_flashinfer_modules_build_without_a_gpu_and_load_at_once(inside, tmp
     assert not any(found["fresh"] for found in again)
     objects = [Path(unit["output"]) for one in specs["modules"] for unit in one["units"]]
     libraries = sorted((inside.build / "flashinfer_aot").glob("*/*.so"))
-    assert [one.stem for one in libraries] == ["norm", "sampling"]
+    assert [one.stem for one in libraries] == ["quantization"]
     assert {archs(one) for one in (*objects, *libraries)} == {"sm_120f"}
-    assert loaded(inside, tmp_path, "12.0f") == {"norm": True, "sampling": True}
-    assert loaded(inside, tmp_path, "9.0a") == {"norm": False, "sampling": False}
+    assert loaded(inside, tmp_path, "12.0f") == {"quantization": True}
+    assert loaded(inside, tmp_path, "9.0a") == {"quantization": False}
 
 
 def loaded(inside, tmp_path, arch):
@@ -585,14 +568,13 @@ def loaded(inside, tmp_path, arch):
         path.write_text(text)
     code = (
         "import json\n"
-        "from flashinfer.jit.norm import gen_norm_module\n"
-        "from flashinfer.jit.sampling import gen_sampling_module\n"
+        "from flashinfer.jit.quantization import gen_quantization_module\n"
         "def loads(spec):\n"
         "    try: spec.build_and_load()\n"
         "    except RuntimeError: return False\n"
         "    return spec.is_aot\n"
-        "specs = gen_norm_module(), gen_sampling_module()\n"
-        "print(json.dumps({spec.name: loads(spec) for spec in specs}))"
+        "spec = gen_quantization_module()\n"
+        "print(json.dumps({spec.name: loads(spec)}))"
     )
     env = {
         **inside.env,
@@ -641,23 +623,3 @@ def test_the_experts_module_is_listed_with_what_its_units_take(inside):
     assert len(jobs) == 96 + 2
     assert len(heavy) == 11
     assert all("grouped_sm120" in job.name for job in heavy)
-
-
-@pytest.mark.kernels
-@pytest.mark.slow
-@needs_tree
-def test_the_plan_has_the_modules_that_the_patched_tree_asks_for(inside):
-    request = {"geometry": GEOMETRY, "serve": {}}
-
-    (listed,) = inside.ask(("sglang_jit:listing", request))
-    names = {one["name"].removeprefix("sgl_kernel_jit_") for one in listed["modules"]}
-
-    assert names >= {
-        "activation_bf16_t_true",
-        "clamp_position_int64_t",
-        "kvcache_512_512_32_true",
-        "speculative_sampling_4_True",
-        "speculative_tree",
-    }
-    assert all(one["spec"]["entry"].startswith("sglang.kernels.ops.") for one in listed["modules"])
-    assert all("srt/" in one["why"] for one in listed["modules"])

@@ -8,12 +8,11 @@ its wrapper loads is not the one that its public generator of that name makes.
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from elsa_build.kernels.inside import gpu
 from elsa_build.kernels.inside.capture import capturing
-from elsa_build.kernels.inside.drives.served import Drive, Served, served
+from elsa_build.kernels.inside.drives.served import Drive, Served
 from elsa_build.kernels.inside.drives.server import BOOT, server
 from elsa_build.kernels.inside.nvcc_capture import Asked, asking
 from elsa_build.kernels.inside.whereabouts import tensors_anywhere
@@ -24,38 +23,6 @@ holds them and FLASHINFER_DISABLE_JIT does not see them. Must be set in the imag
 Source: flashinfer 0.7.2 flashinfer/norm/__init__.py, norm/kernels/rmsnorm.py."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surveyed:
-    """The modules, in the order of first asking, and what went wrong, by drive."""
-
-    modules: list[dict[str, Any]]
-    failures: dict[str, str]
-
-
-def planned(
-    geometry: Mapping[str, Any],
-    serve: Mapping[str, Any],
-    target: Mapping[str, Any],
-    flags: Mapping[str, str] | None = None,
-) -> list[dict[str, Any]]:
-    """Return `{"family", "name", "spec", "phases", "why", "sources"}` of each module.
-
-    Args:
-        geometry: The model's shapes, as `drives.served.Served` names them.
-        serve: How it is served, by the same names.
-        target: `Target.document()`.
-        flags: The server's command line by name; what it switches on is planned for.
-
-    Raises:
-        RuntimeError: A wrapper of the patched tree could not be driven.
-    """
-    prepare(target)
-    found = survey(served(geometry, serve), flags or {})
-    if found.failures:
-        raise RuntimeError("\n".join(f"{name}: {why}" for name, why in found.failures.items()))
-    return found.modules
-
-
 def prepare(target: Mapping[str, Any]) -> None:
     """Show upstream the card and the variables of the image; before it is imported."""
     os.environ.setdefault(*CUDA_NORM)
@@ -63,8 +30,8 @@ def prepare(target: Mapping[str, Any]) -> None:
     gpu.install(target)
 
 
-def survey(model: Served, flags: Mapping[str, str]) -> Surveyed:
-    """Return what every drive asks for; one that fails does not hide the others."""
+def survey(model: Served, flags: Mapping[str, str]) -> dict[str, str]:
+    """Drive what asks for modules, inside `asking`, and return what went wrong, by drive."""
     failures = {}
     with capturing(), tensors_anywhere(), asking() as found:
         for one in (BOOT, *_drives(flags)):
@@ -73,7 +40,7 @@ def survey(model: Served, flags: Mapping[str, str]) -> Surveyed:
                 _drive(one, model, found)
             except Exception as e:  # noqa: BLE001 - any failure of upstream's is this drive's result
                 failures[one.name] = f"{type(e).__name__}: {e}"
-    return Surveyed(modules=list(found.modules.values()), failures=failures)
+    return failures
 
 
 def _drive(one: Drive, model: Served, found: Asked) -> None:

@@ -61,7 +61,7 @@ def plan(
             if (problem := drive(one, model, found, asked)) is not None:
                 failures[one.name] = problem
         if not names:
-            failures |= nvcc_plan.survey(model, flags).failures
+            failures |= nvcc_plan.survey(model, flags)
     return {
         "kernels": list(found.kernels.values()),
         "tunings": list(found.tunings.values()),

@@ -92,14 +92,3 @@ def _published(library: Path, build_folder: Path) -> dict[str, Any]:
     files = [str((leaf / name).relative_to(build_folder)) for name in (library.name, *NEEDED)]
     key = f"{leaf.parent.name}/{leaf.name}"
     return {"name": library.stem, "key": key, "files": files, "fresh": fresh}
-
-
-def listing(setup: Mapping[str, Any], arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the modules of SGLang's JIT that a model of this geometry asks for, not built."""
-    from elsa_build.kernels.inside import nvcc_plan
-
-    planned = nvcc_plan.planned(arguments["geometry"], arguments["serve"], setup["target"])
-    return {
-        "fresh": False,
-        "modules": [one for one in planned if one["family"] == "sglang-jit"],
-    }
