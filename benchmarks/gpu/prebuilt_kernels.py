@@ -1,7 +1,6 @@
 """A bundle that was compiled with no GPU, in use on one: what is found, what is compiled, numbers.
 
-    PYTHONPATH=.:SITE python benchmarks/gpu/prebuilt_kernels.py --tree TREE --bundle DIR \\
-        --plan DIR -o FILE
+    PYTHONPATH=.:SITE python benchmarks/gpu/prebuilt_kernels.py --tree TREE --bundle DIR --plan DIR
 
 TREE holds python/sglang with the recipe's patches. The bundle has Triton's and FlashInfer's
 kernels for this card, compiled and sealed elsewhere (`elsa-build kernels build --arch sm_90 --only
