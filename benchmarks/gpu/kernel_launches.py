@@ -3,7 +3,7 @@
     PYTHONPATH=TREE/python python benchmarks/gpu/kernel_launches.py [--case NAME ...]
     PYTHONPATH=TREE/python:... python benchmarks/gpu/kernel_launches.py --asked TARGET.json
 
-This is the program that `kernels.py` beside it boots through the gate; it needs no bundle itself.
+This is the program that `prebuilt_kernels.py` beside it boots through the gate; it needs no bundle.
 Shapes are those of Qwen3.6-35B-A3B as the recipe elsa-1.7 serves it, and each launch goes through
 the patched tree's own wrapper, so that what is looked up is what the server looks up.
 
