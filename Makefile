@@ -38,6 +38,7 @@ image: .venv/.ready kernels
 test: test-tool test-patches
 
 test-tool: .venv/.ready $(KERNELS)/.ready
+	$(BIN)/elsa-build apply --to .cache/patched
 	ELSA_KERNELS_PYTHON=$(CURDIR)/$(KERNELS)/bin/python $(BIN)/pytest -n auto
 
 test-patches: .venv/.ready $(SGLANG)/.ready

@@ -38,7 +38,8 @@ def texts(plan: Plan) -> dict[str, str]:
 
 
 def _lines(documents: Iterable[Mapping[str, Any]]) -> str:
-    return "".join(json.dumps(one, sort_keys=True) + "\n" for one in documents)
+    # Not sorted: a specialisation's signature has the order of the function's arguments.
+    return "".join(json.dumps(one) + "\n" for one in documents)
 
 
 def _lock(plan: Plan, files: Mapping[str, str]) -> str:
