@@ -13,7 +13,17 @@ from typing import Any
 
 from elsa_build.errors import ConfigError, ToolError
 from elsa_build.images.serving import CACHE
-from elsa_build.kernels import building, bundle, memory, nvcc_jobs, pool, sealing, wheels
+from elsa_build.kernels import (
+    building,
+    bundle,
+    farm,
+    fitting,
+    memory,
+    nvcc_jobs,
+    pool,
+    sealing,
+    wheels,
+)
 from elsa_build.kernels.building import Building, Built, Choice, Work
 from elsa_build.kernels.bundle import Manifest, Missing
 from elsa_build.kernels.jobs import Family, Job, Outcome
@@ -129,8 +139,6 @@ class Shop:
         if not journal:
             kept.unlink(missing_ok=True)
         if self.wanted.scheduler:
-            from elsa_build.kernels import farm  # noqa: PLC0415 - an extra, only where it is asked
-
             return farm.run(
                 jobs,
                 scheduler=self.wanted.scheduler,
@@ -139,7 +147,7 @@ class Shop:
                 build=self.folder,
                 scratch=self.place.tools.scratch,
                 carry=(self.place.tools.source, *self.place.tools.libraries),
-                first=(farm.First(job=_compare(), found=self._compared()),),
+                first=(self._alike(),),
                 progress=self.progress,
             )
         return pool.run(
@@ -152,9 +160,19 @@ class Shop:
             progress=self.progress,
         )
 
-    def _compared(self) -> dict[str, Any]:
+    def _alike(self) -> farm.First:
         """Return what another machine must find as this one did, so that its keys are the same."""
-        return {name: self.place.fingerprint[name] for name in _KEYED}
+        fields = sorted({name for one in self.wanted.families for name in fitting.FIELDS[one]})
+        asked = Job(
+            id=f"fingerprint:{building.digest(fields)}",
+            family=self.wanted.families[0],
+            name="compare the toolchains",
+            call="fingerprint:told",
+            arguments={"fields": fields},
+            memory_mib=500,
+            cpu_s=2.0,
+        )
+        return farm.First(job=asked, found={name: self.place.fingerprint[name] for name in fields})
 
     def start(self) -> WorkerStart:
         """Return how a worker of this shop is started."""
@@ -186,21 +204,6 @@ class Shop:
                 "triton_key": next((key for key in keys if key), None),
             }
         return known
-
-
-_KEYED = ("python", "triton_key", "torch", "flashinfer", "tvm_ffi", "nvcc", "cxx")
-
-
-def _compare() -> Job:
-    return Job(
-        id="fingerprint",
-        family=Family.TRITON,
-        name="compare the toolchains",
-        call="fingerprint:told",
-        arguments={"fields": _KEYED},
-        memory_mib=500,
-        cpu_s=2.0,
-    )
 
 
 PACKAGE_DIR = "/opt/elsa-overlay/python"

@@ -2,14 +2,18 @@
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from elsa_build.errors import ConfigError, ToolError
+from elsa_build.images import serving
 from elsa_build.kernels import toolchain, wheels
 from elsa_build.kernels.toolchain import Toolchain
+from tests.imaging import recipe
+from tests.kerneling import PYTHON
 
 SHELL = {
     "PATH": "/usr/bin",
@@ -215,3 +219,28 @@ def test_the_real_interpreter_says_what_it_compiles_with(tmp_path):
     installed = wheels.installed(said["triton_files"])
     assert installed[wheels.LIBTRITON] == known["libtriton"]
     assert wheels.libtriton_for(installed, installed) == known["libtriton"]
+
+
+@pytest.mark.kernels
+@pytest.mark.skipif(not PYTHON, reason=f"{toolchain.VARIABLE} names no interpreter")
+def test_flashinfer_does_not_swap_tritons_assembler_under_the_images_environment(tmp_path):
+    newer = tmp_path / "ptxas"
+    newer.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n")
+    newer.chmod(0o755)
+    code = (
+        "import flashinfer.triton\n"
+        "from triton import knobs\n"
+        "print(knobs.nvidia.ptxas_blackwell.path)"
+    )
+    name = "TRITON_PTXAS_BLACKWELL_PATH"
+    image = {name: serving.environment(recipe())[name]}
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+
+    def chosen(extra):
+        ran = subprocess.run(
+            [PYTHON, "-c", code], env=env | extra, capture_output=True, text=True, check=True
+        )
+        return ran.stdout.splitlines()[-1]
+
+    assert chosen({}) == str(newer)
+    assert chosen(image).endswith("triton/backends/nvidia/bin/ptxas-blackwell")

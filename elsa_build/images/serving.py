@@ -46,6 +46,11 @@ def caches(recipe: Recipe) -> dict[str, str]:
         "TRITON_CACHE_DIR": f"{CACHE}/triton",
         # Else only autotuners that ask for it keep what they chose; vllm-project/vllm 37188.
         "TRITON_CACHE_AUTOTUNING": "1",
+        # No such file, so Triton takes its own. Unset, FlashInfer sets it to the toolkit's ptxas
+        # when it is imported: another version in every key, or code of one under the key of the
+        # other, by which came first. Sources: flashinfer 0.7.2 triton/__init__.py; triton 3.8.0
+        # knobs.py.
+        "TRITON_PTXAS_BLACKWELL_PATH": "bundled",
         "TORCHINDUCTOR_CACHE_DIR": f"{CACHE}/inductor",
         "TILELANG_CACHE_DIR": f"{CACHE}/tilelang",
         "CUDA_CACHE_PATH": f"{CACHE}/nv",
