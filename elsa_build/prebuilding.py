@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from elsa_build.diagnostics import Diagnostic, Severity
 from elsa_build.errors import ConfigError, ToolError
 from elsa_build.images.serving import CACHE
 from elsa_build.kernels import (
@@ -21,6 +22,7 @@ from elsa_build.kernels import (
     memory,
     nvcc_jobs,
     pool,
+    schedule,
     sealing,
     wheels,
 )
@@ -68,11 +70,15 @@ def build(
     """
     shop = Shop(place, wanted, progress)
     choice = building.within(shop.works(plan), wanted.cpu_s)
-    outcomes = shop.do([job for work in choice.taken for job in work.jobs])
+    jobs = [job for work in choice.taken for job in work.jobs]
+    outcomes = shop.do(jobs)
     done = building.built(choice.taken, outcomes)
     manifest = _manifest(place, choice, done, shop.toolchain(done))
     return Building(
-        bundle=sealing.seal(shop.folder, output, manifest), built=done, left=choice.left
+        bundle=sealing.seal(shop.folder, output, manifest),
+        built=done,
+        left=choice.left,
+        remarks=shop.oversized(jobs),
     )
 
 
@@ -98,6 +104,18 @@ class Shop:
         root = place.folder / "build" / f"{place.target.name}-{mark}"
         self.folder, self.journal = root / "build", root / "journal.jsonl"
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.memory_mib = wanted.memory_mib or memory.memory_available_mib() * 4 // 5
+
+    def oversized(self, jobs: list[Job]) -> tuple[Diagnostic, ...]:
+        """Return which jobs ran alone, as they need more than the budget of this machine."""
+        if self.wanted.scheduler:
+            return ()
+        machine = memory.memory_total_mib()
+        return tuple(
+            said
+            for said in schedule.oversized(jobs, memory_mib=self.memory_mib, machine_mib=machine)
+            if said.severity is Severity.WARNING  # one that is not tried is a failed kernel
+        )
 
     def works(self, plan: Plan) -> list[Work]:
         """Return everything that the plan asks of the wanted families."""
@@ -154,7 +172,7 @@ class Shop:
             jobs,
             start=self.start(),
             workers=self.wanted.workers or os.cpu_count() or 1,
-            memory_mib=self.wanted.memory_mib or memory.memory_available_mib() * 4 // 5,
+            memory_mib=self.memory_mib,
             journal=kept,
             build=self.folder,
             progress=self.progress,

@@ -119,6 +119,7 @@ def build(
         status="failed" if failed else "ok",
         code=ExitCode.FAILED if failed else ExitCode.OK,
         diagnostics=remarks
+        + done.remarks
         + tuple(
             Diagnostic(
                 code=FAILED_KERNEL,

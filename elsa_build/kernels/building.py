@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from elsa_build.diagnostics import Diagnostic
 from elsa_build.kernels.bundle import Bundle
 from elsa_build.kernels.jobs import Family, Job, Outcome
 from elsa_build.kernels.plan import TRITON_CPU_S, TRITON_MIB, Plan, Planned, Tuning
@@ -150,11 +151,12 @@ class Built:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Building:
-    """What a build came to: the bundle, what became of each work, and what was left."""
+    """What a build came to: the bundle, what became of each work, what was left, what was odd."""
 
     bundle: Bundle
     built: tuple[Built, ...]
     left: tuple[Work, ...]
+    remarks: tuple[Diagnostic, ...] = ()
 
     @property
     def compiled(self) -> int:
