@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from elsa_build.kernels import nvcc_jobs, toolkit
-from elsa_build.kernels.inside import command, flashinfer, nvcc_capture, stub_cuda, values
+from elsa_build.kernels.inside import command, flashinfer, neutral, nvcc_capture, stub_cuda, values
 from elsa_build.kernels.jobs import Family, Job
 from elsa_build.kernels.machine_code import arch_of, code_of
 from elsa_build.kernels.target import target
@@ -190,6 +190,31 @@ def test_a_launcher_comes_before_a_compiler_and_changes_no_key(unit, tmp_path):
 
     assert (launched["fresh"], launched["key"]) == (True, plain)
     assert (tmp_path / "log").read_text() == "launched\n"
+
+
+def test_the_deepest_folder_names_a_path_in_keys_and_in_what_gcc_writes():
+    names = {"/w/lib/tree": "tree", "/w/a b": "odd", "/w/lib": "site-packages"}
+    folders = neutral.Folders(names)
+
+    text = "nvcc -I/w/lib/tvm -I/w/lib/tree/x -I'/w/a b' /w/lib2"
+
+    assert folders.hidden(text) == "nvcc -I<site-packages>/tvm -I<tree>/x -I'<odd>' /w/lib2"
+    assert folders.shown(folders.hidden(text)) == text
+    assert folders.flags() == [  # gcc takes the last that matches; nvcc splits at blanks
+        "-ffile-prefix-map=/w/lib=site-packages",
+        "-ffile-prefix-map=/w/lib/tree=tree",
+    ]
+
+
+def test_without_binutils_a_library_is_not_left_as_the_compiler_made_it(tmp_path, monkeypatch):
+    library = tmp_path / "a.so"
+    library.write_bytes(b"\x7fELF")
+
+    with pytest.raises(RuntimeError, match=r"strip a\.so: "):
+        neutral.strip(library)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match="strip cannot be run: No such file"):
+        neutral.strip(library)
 
 
 def test_names_with_blanks_and_folded_lines_are_read_from_a_depfile():
@@ -611,6 +636,60 @@ def test_a_module_of_sglang_builds_without_a_gpu_and_is_found_in_a_moved_folder(
     assert library.endswith(".so")
     assert deps.endswith("sgl_deps.json")
     assert archs(tmp_path / "moved" / library) == "sm_120f"
+    body = (inside.build / library).read_bytes()
+    assert b"tree/sglang/kernels/jit/" in body
+    assert not [one for one in told_of_a_machine(inside) if one in body]
+
+
+def told_of_a_machine(inside):
+    """What a library must not hold: where things are here, and when it was made."""
+    places = (inside.build, TREE, inside.env["CUDA_HOME"], inside.python.parent.parent, Path.home())
+    return [b"tmpxft", *(str(one).encode() for one in places)]
+
+
+NOISY = """
+#include "tvm/ffi/error.h"
+#include "own.h"
+__global__ void add(int* x) { ++*x; }
+const char* told() { return own(); }
+const char* thrown() { return tvm::ffi::TypeIndexToTypeKey(0).data() ? own() : __FILE__; }
+"""
+
+
+@pytest.mark.kernels
+def test_two_builders_make_the_same_library_wherever_their_folders_are(inside, tmp_path):
+    made = []
+    for name in ("here", "there/deeper"):
+        work = tmp_path / name
+        work.mkdir(parents=True)
+        (work / "own.h").write_text("inline const char* own() { return __FILE__; }\n")
+        (work / "a.cu").write_text(NOISY)
+        nvcc = f"{inside.env['CUDA_HOME']}/bin/nvcc"
+        tvm = "$(python -c 'import tvm_ffi.libinfo as i; print(i.find_include_path())')"
+        common = {"cwd": str(work), "compiler": "nvcc", "work": str(work)}
+        compiled = {
+            **common,
+            "command": f"{nvcc} -std=c++17 -gencode=arch=compute_120f,code=sm_120f"
+            f" -Xcompiler=-fPIC -MD -MF {work}/a.o.d -I{work} -isystem {tvm} -c {work}/a.cu"
+            f" -o {work}/a.o",
+            "output": f"{work}/a.o",
+            "depfile": f"{work}/a.o.d",
+        }
+        linked = {
+            **common,
+            "command": f"c++ {work}/a.o -shared -o {work}/a.so",
+            "output": f"{work}/a.so",
+            "depfile": None,
+            "inputs": [f"{work}/a.o"],
+        }
+        path = f"{inside.python.parent}:{os.environ['PATH']}"
+        found = inside.ask(("command:run", compiled), ("command:run", linked), PATH=path)
+        made.append(([one["key"] for one in found], (work / "a.so").read_bytes()))
+
+    assert made[0] == made[1]
+    assert b"work/own.h" in made[0][1]
+    assert not [one for one in (*told_of_a_machine(inside), bytes(tmp_path)) if one in made[0][1]]
+    assert archs(tmp_path / "here/a.so") == "sm_120f"
 
 
 @pytest.mark.kernels

@@ -8,12 +8,14 @@ compiler reported, so only a change of contents repeats the work.
 import hashlib
 import json
 import os
+import shlex
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-_WORK = "<work>"
+from elsa_build.kernels.inside import neutral
+
 _LAST_LINES = 40
 """Of stderr: a compiler's last error and the notes that belong to it."""
 
@@ -25,8 +27,9 @@ def run(setup: Mapping[str, Any], arguments: Mapping[str, Any]) -> Mapping[str, 
 
     `arguments` also has `compiler` (the versions of the compilers, as text), `depfile` (what the
     command writes its inputs into, or None) or `inputs` (when it has no depfile), and `work`: a
-    folder whose place does not matter to the result. `setup["launcher"]` (sccache) comes before a
-    command that compiles; with or without it the result is the same.
+    folder whose place does not matter to the result, as that of the interpreter and the toolkit do
+    not. `setup["launcher"]` (sccache) comes before a command that compiles; with or without it the
+    result is the same.
 
     Raises:
         RuntimeError: The command failed; the end of what it said.
@@ -44,6 +47,7 @@ def run(setup: Mapping[str, Any], arguments: Mapping[str, Any]) -> Mapping[str, 
     try:
         _execute(arguments, output, making, setup.get("launcher") if depfile else None)
         inputs = _prerequisites(making, depfile, arguments)
+        neutral.strip(making)
         record = _record(arguments, inputs, making)
         making.rename(output)
         _write(stamp, json.dumps(record, indent=1))
@@ -59,11 +63,15 @@ def _execute(
     """Run the command with its output (and its depfile, named after it) under another name."""
     output.parent.mkdir(parents=True, exist_ok=True)
     show_libraries()
+    known = _folders(arguments)
     text = arguments["command"].replace(str(output), str(making))
+    if arguments.get("depfile") and text.split()[0] == os.environ.get("CXX", "c++"):
+        text = f"{text} {shlex.join(known.flags())}"
     text = f"{launcher} {text}" if launcher else text
     ran = subprocess.run(
         ["/bin/sh", "-c", text],
         cwd=arguments["cwd"],
+        env={**os.environ, **known.for_nvcc()},
         capture_output=True,
         text=True,
         errors="replace",
@@ -118,10 +126,10 @@ def prerequisites(text: str) -> list[str]:
 
 def _record(arguments: Mapping[str, Any], inputs: Iterable[str], output: Path) -> dict[str, Any]:
     """Return what a stamp says: the key, and the contents that it was made from and made."""
-    work = arguments["work"]
-    read = {name.replace(work, _WORK): digest(Path(name)) for name in inputs}
+    hidden = _folders(arguments).hidden
+    read = {hidden(name): digest(Path(name)) for name in inputs}
     return {
-        "command": _command(arguments),
+        "command": hidden(arguments["command"]),
         "compiler": arguments["compiler"],
         "inputs": read,
         "key": _key(arguments, read),
@@ -131,12 +139,13 @@ def _record(arguments: Mapping[str, Any], inputs: Iterable[str], output: Path) -
 
 def _kept(stamp: Path, output: Path, arguments: Mapping[str, Any]) -> dict[str, str] | None:
     """Return the output and its key when the stamp still says the truth."""
+    known = _folders(arguments)
+    asked = (known.hidden(arguments["command"]), arguments["compiler"])
     try:
         record = json.loads(stamp.read_text())
-        if (record["command"], record["compiler"]) != (_command(arguments), arguments["compiler"]):
+        if (record["command"], record["compiler"]) != asked:
             return None
-        work = arguments["work"]
-        named = {name.replace(_WORK, work): sha for name, sha in record["inputs"].items()}
+        named = {known.shown(name): sha for name, sha in record["inputs"].items()}
         if arguments.get("depfile") is None and sorted(named) != sorted(arguments["inputs"]):
             return None
         if any(digest(Path(name)) != sha for name, sha in named.items()):
@@ -149,13 +158,14 @@ def _kept(stamp: Path, output: Path, arguments: Mapping[str, Any]) -> dict[str, 
 
 
 def _key(arguments: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
-    """Return what the output follows from, in 64 hex; the same wherever `work` lies."""
-    text = json.dumps([_command(arguments), arguments["compiler"], sorted(inputs.items())])
+    """Return what the output follows from, in 64 hex; the same wherever the folders lie."""
+    command = _folders(arguments).hidden(arguments["command"])
+    text = json.dumps([command, arguments["compiler"], sorted(inputs.items())])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _command(arguments: Mapping[str, Any]) -> str:
-    return str(arguments["command"]).replace(arguments["work"], _WORK)
+def _folders(arguments: Mapping[str, Any]) -> neutral.Folders:
+    return neutral.folders(arguments["work"])
 
 
 def digest(path: Path) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from elsa_build.kernels.inside import command
+from elsa_build.kernels.inside import command, neutral
 from elsa_build.kernels.inside.values import meant
 
 AOT = "flashinfer_aot"
@@ -50,7 +50,7 @@ def specs(setup: Mapping[str, Any], arguments: Mapping[str, Any]) -> Mapping[str
         RuntimeError: FlashInfer refuses the target, or `ninja` is missing.
     """
     work = str(prepare(setup))
-    compiler = versions()
+    compiler = f"{versions()}\n{neutral.FORM}"
     found = [
         _module(spec, work, compiler) for one in arguments["modules"] for spec in _generated(one)
     ]

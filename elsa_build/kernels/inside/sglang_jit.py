@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from elsa_build.kernels.inside import command, gpu
+from elsa_build.kernels.inside import command, gpu, neutral
 from elsa_build.kernels.inside.values import meant
 
 CACHE = "jit"
@@ -36,6 +36,7 @@ def build(setup: Mapping[str, Any], arguments: Mapping[str, Any]) -> Mapping[str
     os.environ["SGLANG_JIT_CACHE_DIR"] = str(cache)
     os.environ.pop("SGLANG_CRASH_ON_JIT_COMPILE", None)
     command.show_libraries()
+    os.environ.update(neutral.folders().for_nvcc())
     gpu.install(setup["target"])
     module, _, name = arguments["entry"].partition(":")
     entry: Any = importlib.import_module(module)
@@ -89,6 +90,7 @@ def _published(library: Path, build_folder: Path) -> dict[str, Any]:
                 f"{library.stem} was compiled, but not published below {leaf.parent}"
             )
         leaf = max(leaves, key=lambda one: one.stat().st_mtime)
+        neutral.strip(leaf / library.name)
     files = [str((leaf / name).relative_to(build_folder)) for name in (library.name, *NEEDED)]
     key = f"{leaf.parent.name}/{leaf.name}"
     return {"name": library.stem, "key": key, "files": files, "fresh": fresh}
