@@ -7,7 +7,7 @@ compiles that at its first start. What was finished before a stop is not done ag
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from elsa_build.kernels import (
     bundle,
     farm,
     fitting,
+    harvest,
     memory,
     nvcc_jobs,
     pool,
@@ -28,6 +29,8 @@ from elsa_build.kernels import (
 )
 from elsa_build.kernels.building import Building, Built, Choice, Work
 from elsa_build.kernels.bundle import Manifest, Missing
+from elsa_build.kernels.harvest import Harvest
+from elsa_build.kernels.inside import neutral
 from elsa_build.kernels.jobs import Family, Job, Outcome
 from elsa_build.kernels.plan import Plan
 from elsa_build.kernels.workers import WorkerStart
@@ -35,6 +38,7 @@ from elsa_build.precompiling import Workplace
 from elsa_build.progress import SILENT, Progress
 from elsa_build.upstream import pip
 
+OTHER_CARD = "E472"
 LATER = "left for another build: the time given was used up by what is cheaper"
 _LAUNCHER = "sccache"
 
@@ -47,7 +51,7 @@ class Wanted:
     which to build, `first_config` to ship a tuner's choice that no card has timed. `workers` and
     `memory_mib` bound what runs at a time (None: the cores, and four fifths of what is free).
     `scheduler` is the address of a Dask scheduler that builds instead of this machine. `timings`
-    are what a card measured of tuners' choices.
+    are what a card measured of tuners' choices, `harvest` what else a boot on it has left.
     """
 
     cpu_s: float | None = None
@@ -57,6 +61,7 @@ class Wanted:
     memory_mib: int | None = None
     scheduler: str | None = None
     timings: Mapping[str, Any] = field(default_factory=dict)
+    harvest: Harvest | None = None
 
 
 def build(
@@ -74,12 +79,31 @@ def build(
     outcomes = shop.do(jobs)
     done = building.built(choice.taken, outcomes)
     manifest = _manifest(place, choice, done, shop.toolchain(done))
+    found, remarks = _fitting(wanted.harvest, place)
+    if found:
+        made = {path for kernel in manifest.kernels for path in kernel.files}
+        manifest = replace(manifest, harvested=harvest.for_bundle(found, made))
     return Building(
-        bundle=sealing.seal(shop.folder, output, manifest),
+        bundle=sealing.seal(shop.folder, output, manifest, found.folder if found else None),
         built=done,
         left=choice.left,
-        remarks=shop.oversized(jobs),
+        remarks=shop.oversized(jobs) + remarks,
     )
+
+
+def _fitting(
+    found: Harvest | None, place: Workplace
+) -> tuple[Harvest | None, tuple[Diagnostic, ...]]:
+    """Return a harvest when it is of the card that is built for, else None and why."""
+    if found is None or found.archs in ((), (place.target.name,)):
+        return found, ()
+    message = (
+        f"{found.folder}: was harvested on {', '.join(found.archs)}, not on {place.target.name}:"
+        " left out"
+    )
+    hint = f"elsa-build kernels record --into {place.recipe.name} -- COMMAND"
+    said = Diagnostic(code=OTHER_CARD, severity=Severity.WARNING, message=message, hint=hint)
+    return None, (said,)
 
 
 def choose(place: Workplace, plan: Plan, wanted: Wanted, progress: Progress = SILENT) -> Choice:
@@ -99,7 +123,7 @@ class Shop:
         self.place, self.wanted, self.progress = place, wanted, progress
         self.libtriton = _libtriton(place, progress)
         tools = {**place.fingerprint, "libtriton": self.libtriton or place.fingerprint["libtriton"]}
-        self._tools = {"target": place.target.document(), "tools": tools}
+        self._tools = {"target": place.target.document(), "tools": tools, "form": neutral.FORM}
         mark = building.digest({**self._tools, "where": self._where()})
         root = place.folder / "build" / f"{place.target.name}-{mark}"
         self.folder, self.journal = root / "build", root / "journal.jsonl"

@@ -18,11 +18,12 @@ from elsa_build.diagnostics import Diagnostic
 from elsa_build.errors import ConfigError
 from elsa_build.git.objects import ObjectStore
 from elsa_build.images import geometry, serving
-from elsa_build.kernels import building, inside, planlock, source, toolchain, toolkit
+from elsa_build.kernels import building, harvest, inside, planlock, source, toolchain, toolkit
 from elsa_build.kernels import plan as plans
+from elsa_build.kernels.harvest import Harvest
 from elsa_build.kernels.jobs import Family
 from elsa_build.kernels.plan import Plan, PlanChange
-from elsa_build.kernels.recorder import TIMINGS, WHOLE
+from elsa_build.kernels.recorder import HARVEST, TIMINGS, WHOLE
 from elsa_build.kernels.recording import Aged, aged
 from elsa_build.kernels.target import Target, target
 from elsa_build.kernels.toolchain import Toolchain
@@ -259,6 +260,15 @@ def timings(root: Path, place: Workplace) -> dict[str, dict[str, list[float]]]:
         for one in _recorded(root, place, TIMINGS)
         if one.get("timings")
     }
+
+
+def harvested(root: Path, place: Workplace) -> Harvest | None:
+    """Return what a boot on the card has left for this recipe, or None.
+
+    Raises:
+        ConfigError: It is damaged (exit 5).
+    """
+    return harvest.read(root / planlock.FOLDER / place.recipe.name / HARVEST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

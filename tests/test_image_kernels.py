@@ -93,6 +93,25 @@ def test_the_kernels_lie_where_the_environment_says_and_anyone_can_read_them(sto
     assert 'Path("/opt/elsa/cache/flashinfer_aot")' in provider
 
 
+def test_what_was_harvested_from_a_boot_has_a_layer_of_its_own(story, tmp_path):
+    utils = "triton/U/cuda_utils.so"
+    harvested = {"host": (utils,), "inductor": ("inductor/x.py",)}
+    for path in (utils, "inductor/x.py"):
+        (tmp_path / "harvest" / path).parent.mkdir(parents=True)
+        (tmp_path / "harvest" / path).write_text("from a boot")
+    folder = fill(tmp_path / "build")
+    whole = manifest(folder, harvested=harvested)
+    bundle = seal(folder, tmp_path / "bundle", whole, tmp_path / "harvest")
+
+    ready = with_kernels(story, tmp_path, bundle)
+    image = opened(built(ready, tmp_path).layout)
+
+    assert [one.name for one in ready.kernels][-2:] == ["kernels-harvested", "kernels"]
+    assert shown(image)[f"opt/elsa/cache/{utils}"] == b"from a boot"
+    assert read_build(image)["kernels"]["harvested"] == {"host": 1, "inductor": 1}
+    assert verify(image).findings == ()
+
+
 def test_an_edit_of_a_patch_moves_no_kernel(story, tmp_path):
     bundle = sealed(tmp_path)
     one = with_kernels(story, tmp_path, bundle, {"python/sglang/pool.py": "SIZE = 2\n"})

@@ -200,11 +200,12 @@ def test_a_document_of_something_else_is_refused(body):
         parse(body, "bundle.json")
 
 
-def test_a_document_of_a_later_version_is_refused(tmp_path):
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_document_of_another_version_is_refused(tmp_path, version):
     body = (sealed(tmp_path).folder / DOCUMENT).read_bytes()
 
-    with pytest.raises(ConfigError, match="version: 2 is not 1"):
-        parse(body.replace(b'"version": 1', b'"version": 2'), "bundle.json")
+    with pytest.raises(ConfigError, match=f"version: {version} is not 2"):
+        parse(body.replace(b'"version": 2', b'"version": %d' % version), "bundle.json")
 
 
 @pytest.mark.parametrize("path", ["../x", "/x", "a/./b", "bundle.json", ""])

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from elsa_build import prebuilding, precompiling, project
-from elsa_build.kernels import bundle, planlock, toolchain
+from elsa_build.kernels import bundle, harvest, planlock, toolchain
 from elsa_build.kernels.jobs import Family
 from elsa_build.kernels.machine_code import arch_of, code_of
 from elsa_build.kernels.target import target
@@ -211,6 +211,26 @@ def replayed(shop, folder):
 
 
 # --- refused --------------------------------------------------------------------------------------
+
+
+def test_what_a_boot_on_the_card_left_goes_into_the_bundle(shop, planned):
+    caches = shop.root / "caches"
+    (caches / "inductor").mkdir(parents=True)
+    (caches / "inductor/x.py").write_text("# compiled on the card")
+    kept = shop.root / "kernels/elsa-1.7/harvest"
+    harvest.harvest(harvest.caches({}, caches), kept)
+    words = ("kernels", "build", "--cpu", "0", "--json", "-o", "harvested")
+
+    taken = shop(*words)
+    listing = kept / harvest.LISTING
+    listing.write_text(listing.read_text().replace('"archs": []', '"archs": ["sm_90"]'))
+    left = shop(*words)
+    shutil.rmtree(kept)
+
+    assert taken["data"]["harvested"] == {"inductor": 1}
+    assert left["data"]["harvested"] == {}
+    (said,) = [one for one in left["diagnostics"] if one["code"] == "E472"]
+    assert "was harvested on sm_90, not on sm_120" in said["message"]
 
 
 def test_a_dry_run_says_what_is_taken_and_what_is_left_and_writes_nothing(shop, planned):

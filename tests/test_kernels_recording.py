@@ -11,12 +11,11 @@ from elsa_build.errors import ConfigError, ToolError
 from elsa_build.kernels import boots, recorder
 from elsa_build.kernels.booting import Watch
 from elsa_build.kernels.events import Event
-from elsa_build.kernels.harvest import caches, harvest
 from elsa_build.kernels.ledger import Mark
 from elsa_build.kernels.plan import planned
 from elsa_build.kernels.recording import Recorded, aged, lines, merge
 from elsa_build.kernels.target import target
-from tests.hooking import BOTH, real, standin, write
+from tests.hooking import BOTH, real, standin
 
 MARKS = (Mark(name="start", at=0), Mark(name="ready", at=10), Mark(name="later", at=20))
 
@@ -217,45 +216,7 @@ def test_a_command_that_is_not_there_is_the_persons_mistake(tmp_path):
         recorder.record(["nope-nope"], dict(os.environ), Watch(), tmp_path / "k", folder)
 
 
-# --- the harvest ------------------------------------------------------------------------------
-
-
-def test_the_harvest_has_timings_inductor_and_tactics_and_leaves_the_rest(tmp_path):
-    base = write(
-        tmp_path / "cache",
-        {
-            "triton/KEY/f.autotune.json": "{}",
-            "triton/KEY/f.cubin": "code",
-            "inductor/ab/x.py": "source",
-            "flashinfer/autotune/0.7.2/sm120/rank.json": "{}",
-            ".cache/flashinfer/log": "log",
-        },
-    )
-    write(tmp_path / "out/harvest", {"old": "from before"})
-
-    found = harvest(caches({}, base), tmp_path / "out/harvest")
-
-    assert [(one.path, one.family, one.size) for one in found.files] == [
-        ("flashinfer/autotune/0.7.2/sm120/rank.json", "flashinfer-tactics", 2),
-        ("inductor/ab/x.py", "inductor", 6),
-        ("triton/KEY/f.autotune.json", "autotune", 2),
-    ]
-    listed = json.loads((tmp_path / "out/harvest/harvest.json").read_text())
-    assert [one["path"] for one in listed] == [one.path for one in found.files]
-    assert not (tmp_path / "out/harvest/old").exists()
-
-
-def test_a_file_that_is_gone_or_forbidden_is_named_and_the_rest_is_taken(tmp_path):
-    base = write(tmp_path / "cache", {"inductor/a": "1", "inductor/b": "2"})
-    forbidden = base / "inductor/a"
-    forbidden.chmod(0)
-    unreadable = not os.access(forbidden, os.R_OK)
-
-    found = harvest(caches({}, base), tmp_path / "harvest")
-
-    assert "inductor/b" in [one.path for one in found.files]
-    if unreadable:
-        assert found.unread == {str(forbidden): "Permission denied"}
+# --- timings ----------------------------------------------------------------------------------
 
 
 @pytest.mark.kernels

@@ -78,7 +78,8 @@ def build(
     """Compile the planned kernels with no GPU and seal them as a bundle for the image.
 
     Planned again when the patched tree is no longer the plan's. What was finished before is not
-    compiled again, whether the run before ended well or was killed.
+    compiled again, whether the run before ended well or was killed. What `kernels record` harvested
+    goes into the bundle as well, unless --only names a family.
     """
     chosen = project.choose_recipe(session.root, name=recipe)
     wanted = prebuilding.Wanted(
@@ -99,7 +100,11 @@ def build(
         progress=session.progress,
     ) as place:
         plan = precompiling.current(session.root, place, dry_run=dry_run, progress=session.progress)
-        wanted = replace(wanted, timings=precompiling.timings(session.root, place))
+        wanted = replace(
+            wanted,
+            timings=precompiling.timings(session.root, place),
+            harvest=None if only else precompiling.harvested(session.root, place),
+        )
         if dry_run:
             choice = prebuilding.choose(place, plan, wanted, session.progress)
             return Result(data=words.chosen(choice), view=lambda: words.choice_table(choice))
@@ -114,8 +119,7 @@ def build(
     return Result(
         data=words.document(done),
         view=view,
-        closing=f"{done.compiled} compiled, {len(done.built) - done.compiled - len(failed)} were"
-        f" there; bundle {folder}; next: elsa-build image --tag {chosen.tag}",
+        closing=f"{words.told(done)}; bundle {folder}; next: elsa-build image --tag {chosen.tag}",
         status="failed" if failed else "ok",
         code=ExitCode.FAILED if failed else ExitCode.OK,
         diagnostics=remarks

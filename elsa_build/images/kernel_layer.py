@@ -2,8 +2,8 @@
 
 They lie below the patched files, and no patch has a part in their keys: an edit of a patch that
 touches no kernel's source moves none of them. A family has a layer of its own since they change at
-different times: FlashInfer's libraries, the largest, only with FlashInfer. The list is apart, since
-it names the tree that it was built from.
+different times: FlashInfer's libraries, the largest, only with FlashInfer; what was harvested, with
+each recording. The list is apart, since it names the tree that it was built from.
 """
 
 import hashlib
@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -38,6 +39,7 @@ LIST = f"{OURS}/kernels/bundle.json"
 ROOT = serving.CACHE.strip("/")
 
 _HOMES = {"triton": Family.TRITON, "jit": Family.SGLANG_JIT}
+_HARVESTED = "harvested"
 _PACKAGES = {
     "torch": "torch",
     "triton": "triton",
@@ -149,12 +151,14 @@ def layers(shipped: Shipped, *, epoch: int, user: str | None) -> tuple[PlannedLa
         user: Who runs the server, as `1000:1000`: the folders of the caches become that user's, so
             that what is not among the kernels can be compiled; None: root.
     """
-    by_family: dict[Family, dict[str, Held]] = {}
+    harvested = set(chain.from_iterable(shipped.manifest.harvested.values()))
+    by_name: dict[str, dict[str, Held]] = {}
     for path, held in shipped.manifest.files.items():
-        by_family.setdefault(_HOMES.get(path.split("/")[0], Family.FLASHINFER), {})[path] = held
+        family = _HOMES.get(path.split("/")[0], Family.FLASHINFER)
+        by_name.setdefault(_HARVESTED if path in harvested else family, {})[path] = held
     made = [
         PlannedLayer(
-            name=f"kernels-{family}",
+            name=f"kernels-{name}",
             inputs={
                 "date": epoch,
                 "prefix": shipped.manifest.prefix,
@@ -164,8 +168,8 @@ def layers(shipped: Shipped, *, epoch: int, user: str | None) -> tuple[PlannedLa
             members=partial(_members, shipped, files),
             folders=_owned(files, user),
         )
-        for family in reversed(Family)
-        if (files := by_family.get(family))
+        for name in (*reversed(Family), _HARVESTED)
+        if (files := by_name.get(name))
     ]
     listing = PlannedLayer(
         name="kernels",
@@ -217,6 +221,7 @@ def summary(shipped: Shipped | None) -> dict[str, object] | None:
         "tree": manifest.tree,
         "toolchain": dict(manifest.toolchain),
         "counts": manifest.counts(),
+        "harvested": {family: len(paths) for family, paths in manifest.harvested.items()},
         "bytes": sum(held.size for held in manifest.files.values()),
         "missing": [f"{one.family} {one.name}" for one in manifest.missing],
     }

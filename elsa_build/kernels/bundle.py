@@ -16,7 +16,7 @@ from typing import Any
 from elsa_build.errors import ConfigError
 from elsa_build.kernels.jobs import Family
 
-VERSION = 1
+VERSION = 2
 DOCUMENT = "bundle.json"
 PREFIX = "/opt/elsa/cache"
 """Where an image has the caches, and so the place that a bundle is sealed for."""
@@ -77,8 +77,9 @@ class Manifest:
     """What a bundle says of itself.
 
     `tree` is the patched tree that it was built from, `prefix` the absolute folder at which a
-    server will see it, `toolchain` the fingerprint of what compiled it. `files` is empty until the
-    bundle is sealed; it has every file but the document, by path.
+    server will see it, `toolchain` the fingerprint of what compiled it. `harvested` are paths of
+    files by family that no builder made: they were copied from a boot on the card. `files` is empty
+    until the bundle is sealed; it has every file but the document, by path.
     """
 
     recipe: str
@@ -87,6 +88,7 @@ class Manifest:
     toolchain: Mapping[str, Any]
     kernels: tuple[Kernel, ...]
     missing: tuple[Missing, ...] = ()
+    harvested: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     files: Mapping[str, Held] = field(default_factory=dict)
     prefix: str = PREFIX
 
@@ -194,7 +196,14 @@ def _manifest(document: dict[str, Any]) -> Manifest:
         Missing(**one | {"family": Family(one["family"])}) for one in document.pop("missing")
     ]
     files = {path: Held(**held) for path, held in document.pop("files").items()}
-    return Manifest(**document, kernels=tuple(kernels), missing=tuple(missing), files=files)
+    harvested = {family: tuple(paths) for family, paths in document.pop("harvested").items()}
+    return Manifest(
+        **document,
+        kernels=tuple(kernels),
+        missing=tuple(missing),
+        harvested=harvested,
+        files=files,
+    )
 
 
 def _check(manifest: Manifest) -> None:
@@ -204,10 +213,12 @@ def _check(manifest: Manifest) -> None:
     for path, held in manifest.files.items():
         if not (re.fullmatch(r"[0-9a-f]{64}", held.sha256) and isinstance(held.size, int)):
             raise ValueError(f"files: {path}: no digest and size")
-    for kernel in manifest.kernels:
-        lost = [path for path in kernel.files if path not in manifest.files]
+    owners = [(f"kernels: {kernel.name}", kernel.files) for kernel in manifest.kernels]
+    owners += [(f"harvested: {family}", paths) for family, paths in manifest.harvested.items()]
+    for owner, paths in owners:
+        lost = [path for path in paths if path not in manifest.files]
         if lost:
-            raise ValueError(f"kernels: {kernel.name}: {lost[0]!r} is not among the files")
+            raise ValueError(f"{owner}: {lost[0]!r} is not among the files")
 
 
 def check_prefix(prefix: str) -> None:

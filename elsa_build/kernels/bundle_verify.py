@@ -76,6 +76,11 @@ def examine(manifest: Manifest, found: Mapping[str, Seen], target: Target) -> It
         yield _finding(UNLISTED, "is in no bundle: something else wrote it", path)
     for kernel in manifest.kernels:
         yield from _kernel(kernel, found, target)
+    for family, paths in manifest.harvested.items():
+        for path in paths:
+            code = found[path].code if path in found else None
+            if code:
+                yield from _runs(family, f"harvested from a boot ({family})", path, code, target)
 
 
 def verify(bundle: Bundle, target: Target, progress: Progress = SILENT) -> tuple[Diagnostic, ...]:
@@ -111,7 +116,7 @@ def _kernel(kernel: Kernel, found: Mapping[str, Seen], target: Target) -> Iterat
             if path.endswith(".cubin"):
                 yield _finding(ARCH, f"{kernel.name}: is no cubin", path, hint=REBUILD)
         else:
-            yield from _runs(kernel, path, code, target)
+            yield from _runs(str(kernel.family), kernel.name, path, code, target)
     arch = arch_of(code for code in codes.values() if code)
     if len(codes) == len(kernel.files) and arch != kernel.arch:
         message = f"{kernel.name}: the code is for {arch or 'no card'}, sealed as {kernel.arch}"
@@ -119,11 +124,11 @@ def _kernel(kernel: Kernel, found: Mapping[str, Seen], target: Target) -> Iterat
     yield from _shared(kernel, found, target)
 
 
-def _runs(kernel: Kernel, path: str, code: GpuCode, target: Target) -> Iterator[Diagnostic]:
+def _runs(family: str, name: str, path: str, code: GpuCode, target: Target) -> Iterator[Diagnostic]:
     library = Library(
         name=path,
         path=path,
-        family=str(kernel.family),
+        family=family,
         size=0,
         containers=code.containers,
         problems=code.problems,
@@ -131,7 +136,7 @@ def _runs(kernel: Kernel, path: str, code: GpuCode, target: Target) -> Iterator[
     )
     judged = judge(library, target)
     if judged.verdict is not Verdict.COMPLETE:
-        yield _finding(ARCH, f"{kernel.name}: {words(judged, target)}", path, hint=REBUILD)
+        yield _finding(ARCH, f"{name}: {words(judged, target)}", path, hint=REBUILD)
 
 
 def _shared(kernel: Kernel, found: Mapping[str, Seen], target: Target) -> Iterator[Diagnostic]:

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from elsa_build.diagnostics import Diagnostic, Severity
@@ -31,10 +32,6 @@ UPSTREAM: Mapping[str, str] = {"SGLANG_CRASH_ON_JIT_COMPILE": "1", "FLASHINFER_D
 
 _MADE = frozenset({".so", ".o", ".cubin", ".fatbin", ".ptx"})
 """What a compiler leaves; sources, logs and locks are also written when nothing is compiled."""
-_FOR_THE_HOST = ("cuda_utils.", "__triton_launcher.")
-"""How names of modules begin that Triton compiles into its cache with the C compiler: once a
-machine, in 3.6 a launcher a signature as well. No GPU code is in them. Source: triton 3.6.0 and
-3.8.0 backends/nvidia/driver.py."""
 _ALL_OF = frozenset({"inductor", "driver"})
 """Caches of which every new file is a compile."""
 
@@ -58,7 +55,7 @@ class Written:
     @property
     def for_the_host(self) -> bool:
         """Return whether it is a module of Triton's that has no GPU code."""
-        return self.family == Family.TRITON and self.path.name.startswith(_FOR_THE_HOST)
+        return self.family == Family.TRITON and self.path.name.startswith(harvest.FOR_THE_HOST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,10 +177,8 @@ def caches(
 
 def _variables(bundle: Bundle, here: Path, scratch: Path) -> dict[str, str]:
     """Return the variables that make a bundle's caches the only ones that have anything."""
-    families = {str(family) for family in Family}
-    for path in bundle.manifest.files:  # what was harvested is written to, so it is copied
-        top = path.partition("/")[0]
-        if top not in families | {"jit", "flashinfer_aot", PYTHON}:
+    for path in chain.from_iterable(bundle.manifest.harvested.values()):
+        if not path.startswith("triton/"):  # its owner also writes there, so it is copied
             (scratch / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(here / path, scratch / path)
     found = harvest.caches({"SGLANG_CACHE_DIR": str(scratch)}, scratch)

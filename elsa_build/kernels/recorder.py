@@ -20,6 +20,7 @@ from elsa_build.kernels.recording import Recorded, Recording
 from elsa_build.progress import SILENT, Progress
 
 WHOLE, PART = "recorded.jsonl", "recorded.part.jsonl"
+HARVEST = "harvest"
 TIMINGS = "timings.jsonl"
 """What tuners chose on the card, with milliseconds by configuration; a plan's `autotune.jsonl` has
 the same choices without."""
@@ -66,6 +67,7 @@ def record(
     )
     found = recording.merge([Recorded(events=one.heard.events, marks=one.phases) for one in booted])
     broke = booted[-1].broke
+    events = [event for one in booted for event in one.heard.events]
     texts = {PART if broke else WHOLE: recording.lines(found.kernels)}
     if found.choices and not broke:
         texts[TIMINGS] = recording.lines(found.choices)
@@ -76,7 +78,14 @@ def record(
         booted=booted,
         recording=found,
         written=tuple(written),
-        harvest=None if broke else harvest.harvest(variables, to / "harvest"),
+        harvest=None
+        if broke
+        else harvest.harvest(
+            variables,
+            to / HARVEST,
+            unplanned=recording.unplanned(events),
+            seen=recording.folders(events),
+        ),
     )
 
 

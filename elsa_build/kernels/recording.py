@@ -224,6 +224,24 @@ def lines(entries: Iterable[Entry]) -> str:
     return "".join(json.dumps(one.document(), sort_keys=True) + "\n" for one in entries)
 
 
+def folders(events: Iterable[Event]) -> set[str]:
+    """Return the folders of Triton's cache that were looked into."""
+    return {str(event.said["folder"]) for event in events if event.said.get("folder")}
+
+
+def unplanned(events: Iterable[Event]) -> set[str]:
+    """Return the folders of Triton's cache whose kernels no plan can have.
+
+    Inductor writes its kernels itself, and some specialisations cannot be written down; what a boot
+    compiled of them is then all that there is.
+    """
+    return folders(
+        event
+        for event in events
+        if event.what in LOOKUPS and (event.family == "inductor" or not event.said.get("spec"))
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aged:
     """Entries that the tree has outrun: their function is gone, or its text is another."""

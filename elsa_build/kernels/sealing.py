@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from elsa_build.errors import ConfigError, ToolError
@@ -39,20 +40,24 @@ _BUILDERS = ("cuda_home",)
 """Fields of a fingerprint that say where something is on the builder: no key holds them."""
 
 
-def seal(build: Path, output: Path, manifest: Manifest) -> Bundle:
-    """Write a bundle of what was built.
+def seal(build: Path, output: Path, manifest: Manifest, harvest: Path | None = None) -> Bundle:
+    """Write a bundle of what was built, and of what was harvested.
 
     Args:
         build: The folder of the caches as the builders filled it; it is only read.
         output: The bundle's folder; an older bundle there is replaced.
         manifest: What was built; `files`, and of each kernel `arch` and `size`, are filled in here.
+        harvest: The folder that has what the manifest calls harvested.
 
     Raises:
         ConfigError: A kernel names a path outside, or a group file is damaged (exit 5).
         ToolError: A file that a kernel names is not there, the disk is full or cannot be written,
             or `output` is a folder of something else (exit 6).
     """
-    paths = sorted({path for kernel in manifest.kernels for path in kernel.files})
+    homes = {path: build for kernel in manifest.kernels for path in kernel.files}
+    for path in chain.from_iterable(manifest.harvested.values()):
+        homes.setdefault(path, harvest or build)
+    paths = sorted(homes)
     try:
         check_prefix(manifest.prefix)
         check_paths(paths)
@@ -62,7 +67,7 @@ def seal(build: Path, output: Path, manifest: Manifest) -> Bundle:
         bodies = provider(manifest, manifest.prefix)
         files: dict[str, Held] = {}
         for path in paths:
-            source = _wanted(build / path)
+            source = _wanted(homes[path] / path)
             if is_group(path):
                 bodies[path] = group(path, source.read_bytes(), paths, manifest.prefix)
             elif is_metadata(path):

@@ -5,6 +5,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from elsa_build.kernels.building import Building, Choice, Work
+from elsa_build.reports.kernels_bundle import harvests
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -45,6 +46,7 @@ def document(done: Building) -> dict[str, Any]:
         "digest": done.bundle.digest,
         "bytes": done.bundle.size,
         "counts": done.bundle.manifest.counts(),
+        "harvested": harvests(done.bundle.manifest),
         "compiled": done.compiled,
         "works": [
             {
@@ -59,6 +61,14 @@ def document(done: Building) -> dict[str, Any]:
         ],
         "left": [_work(work) for work in done.left],
     }
+
+
+def told(done: Building) -> str:
+    """Return a sentence of how many kernels were compiled, were there, and came from a boot."""
+    there = len(done.built) - done.compiled - len(done.failed)
+    files = sum(harvests(done.bundle.manifest).values())
+    more = f", {files} files harvested from a boot" if files else ""
+    return f"{done.compiled} compiled, {there} were there{more}"
 
 
 def chosen(choice: Choice) -> dict[str, Any]:

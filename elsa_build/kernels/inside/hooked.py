@@ -150,6 +150,8 @@ def _compiled(
     family, name = _name(src)
     what = _came_of(lookup, error)
     said: dict[str, Any] = {"family": family, "name": name, "key": lookup.key, "seconds": seconds}
+    if lookup.folder:
+        said["folder"] = os.path.basename(lookup.folder)  # noqa: PTH119 - pathlib is not loaded
     function: Any = getattr(src, "fn", None)
     try:
         spec = _specialisation(src, target, options)
