@@ -25,6 +25,7 @@ from elsa_build.kernels import (
     pool,
     schedule,
     sealing,
+    toolchain,
     wheels,
 )
 from elsa_build.kernels.building import Building, Built, Choice, Work
@@ -128,6 +129,7 @@ class Shop:
         root = place.folder / "build" / f"{place.target.name}-{mark}"
         self.folder, self.journal = root / "build", root / "journal.jsonl"
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.generated: tuple[Path, ...] = ()
         self.memory_mib = wanted.memory_mib or memory.memory_available_mib() * 4 // 5
 
     def oversized(self, jobs: list[Job]) -> tuple[Diagnostic, ...]:
@@ -160,7 +162,12 @@ class Shop:
         return found
 
     def _commands(self, documents: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Ask FlashInfer for the compile commands of its modules; nothing is compiled."""
+        """Ask FlashInfer for the compile commands of its modules; nothing is compiled.
+
+        It is asked here, also by a farm: the sources that it generates are sent along.
+        """
+        asked = self.journal.with_name("asked.jsonl")
+        asked.unlink(missing_ok=True)
         asking = Job(
             id=f"flashinfer:specs:{building.digest(list(documents))}",
             family=Family.FLASHINFER,
@@ -170,34 +177,37 @@ class Shop:
             memory_mib=2000,
             cpu_s=20.0,
         )
-        (told,) = self.do([asking], journal=False)
+        (told,) = self._here([asking], asked)
         if told.error is not None:
             raise ToolError(f"FlashInfer does not say how its modules are built: {told.error}")
+        self.generated = (Path(told.found["generated"]),)
         return told.found
 
-    def do(self, jobs: list[Job], *, journal: bool = True) -> tuple[Outcome, ...]:
+    def do(self, jobs: list[Job]) -> tuple[Outcome, ...]:
         """Do jobs on this machine or on the farm."""
-        kept = self.journal if journal else self.journal.with_name("asked.jsonl")
-        if not journal:
-            kept.unlink(missing_ok=True)
-        if self.wanted.scheduler:
-            return farm.run(
-                jobs,
-                scheduler=self.wanted.scheduler,
-                start=self.start(),
-                journal=kept,
-                build=self.folder,
-                scratch=self.place.tools.scratch,
-                carry=(self.place.tools.source, *self.place.tools.libraries),
-                first=(self._alike(),),
-                progress=self.progress,
-            )
+        if not self.wanted.scheduler:
+            return self._here(jobs, self.journal)
+        tools = self.place.tools
+        return farm.run(
+            jobs,
+            scheduler=self.wanted.scheduler,
+            start=self.start(),
+            journal=self.journal,
+            build=self.folder,
+            scratch=tools.scratch,
+            carry=(tools.source, *tools.libraries, *self.generated),
+            installed=toolchain.installed(tools.python),
+            first=(self._alike(),),
+            progress=self.progress,
+        )
+
+    def _here(self, jobs: list[Job], journal: Path) -> tuple[Outcome, ...]:
         return pool.run(
             jobs,
             start=self.start(),
             workers=self.wanted.workers or os.cpu_count() or 1,
             memory_mib=self.memory_mib,
-            journal=kept,
+            journal=journal,
             build=self.folder,
             progress=self.progress,
         )
@@ -277,7 +287,7 @@ def _libtriton(place: Workplace, progress: Progress) -> str | None:
 
 
 def _manifest(
-    place: Workplace, choice: Choice, done: Iterable[Built], toolchain: Mapping[str, Any]
+    place: Workplace, choice: Choice, done: Iterable[Built], tools: Mapping[str, Any]
 ) -> Manifest:
     done = tuple(done)
     failed = [one for one in done if one.error is not None]
@@ -292,7 +302,7 @@ def _manifest(
         recipe=place.recipe.name,
         target=place.target.name,
         tree=place.tree,
-        toolchain=toolchain,
+        toolchain=tools,
         kernels=tuple(
             _kernel(place, one, found)
             for one in done

@@ -21,6 +21,7 @@ from elsa_build.images import geometry, serving
 from elsa_build.kernels import building, harvest, inside, planlock, source, toolchain, toolkit
 from elsa_build.kernels import plan as plans
 from elsa_build.kernels.harvest import Harvest
+from elsa_build.kernels.inside import fingerprint
 from elsa_build.kernels.jobs import Family
 from elsa_build.kernels.plan import Plan, PlanChange
 from elsa_build.kernels.recorder import HARVEST, TIMINGS, WHOLE
@@ -123,8 +124,8 @@ def equipped(
             cuda_home=cuda_home,
             site_packages=Path(said["site_packages"]),
         )
-    known = {name: value for name, value in said["fingerprint"].items() if name != "cuda_home"}
-    said = {**said, "fingerprint": {**known, "nvcc": toolkit.banner(kit.nvcc)}}
+    nvcc = {"cuda_home": fingerprint.in_key(kit.home), "nvcc": toolkit.banner(kit.nvcc)}
+    said = {**said, "fingerprint": {**said["fingerprint"], **nvcc}}
     return replace(tools, cuda_home=kit.home), said, remarks
 
 

@@ -38,6 +38,7 @@ TOOLS = {
     "triton": "3.8.0",
     "libtriton": "aa",
     "nvcc": "13.0.88",
+    "cuda_home": "<toolkit>",
     "cxx": "c++ (Debian 12.2.0-14+deb12u1) 12.2.0",
     "torch": "2.14.1+cu130",
     "flashinfer": "0.7.2",

@@ -7,11 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+import venv
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from elsa_build.errors import ConfigError, ToolError
-from elsa_build.kernels import farm, pool
+from elsa_build.kernels import farm, pool, toolchain, toolkit
 from elsa_build.kernels.places import Places, start_here
 from elsa_build.kernels.workers import WorkerStart
 from tests.kernel_jobs import ROOT, alive, job, start, until
@@ -232,6 +235,59 @@ def test_folders_are_carried_to_machines_that_do_not_have_them(two, place):
 
     assert told.error is None
     assert command == "text"
+
+
+def test_what_is_carried_from_below_the_scratch_folder_lies_below_that_of_the_machine(two, place):
+    generated = place / "work/flashinfer/generated"
+    generated.mkdir(parents=True)
+    (generated / "a.cu").write_text("text")
+    only_the_scratch_folder_is_known = f"{place}/work/./flashinfer/generated/a.cu"
+
+    arguments = {"of": [only_the_scratch_folder_is_known], "to": "copy"}
+    (told,) = run(place, [job("k", "joined", **arguments)], two, carry=[generated])
+
+    assert told.error is None
+    assert (place / "build/copy").read_text() == "text"
+
+
+def interpreter(folder, header):
+    """An interpreter for which pip installed a CUDA toolkit with this header."""
+    venv.create(folder, symlinks=True)
+    python = folder / "bin/python"
+    site = Path(toolchain.installed(python)["purelib"])
+    home = site / "nvidia/cu13"
+    for name, text in (("bin/nvcc", ""), ("include/cuda.h", header), ("lib/libcudart.so.13", "")):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(text)
+    (home / "nvvm").mkdir()
+    return python, home
+
+
+def test_a_machine_whose_interpreter_is_elsewhere_compiles_with_its_own(place):
+    mine, home = interpreter(place / "mine", "here")
+    theirs, _ = interpreter(place / "theirs", "there")
+    laid_out = place / "work/cuda-13.0.88"
+    toolkit.lay_out(laid_out, home)
+    given = start()
+    given = replace(given, env={**given.env, "CUDA_HOME": str(laid_out)})
+    jobs = [
+        job("site", "joined", of=[str(home / "include/cuda.h")], to="site"),
+        job("home", "joined", of=[str(laid_out / "include/cuda.h")], to="home"),
+    ]
+
+    with dask(place) as started:
+        started.worker("one", ELSA_KERNELS_PYTHON=str(theirs))
+        told = run(place, jobs, started, start=given, installed=toolchain.installed(mine))
+
+    assert [one.error for one in told] == [None, None]
+    assert [(place / "build" / name).read_text() for name in ("site", "home")] == ["there"] * 2
+
+
+def test_an_interpreter_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ToolError, match="nowhere/python: cannot be run") as failure:
+        toolchain.installed(tmp_path / "nowhere/python")
+
+    assert failure.value.hint == "ELSA_KERNELS_PYTHON=PATH"
 
 
 def test_a_machine_that_finds_something_else_than_here_is_refused(two, place):

@@ -201,8 +201,8 @@ def test_the_deepest_folder_names_a_path_in_keys_and_in_what_gcc_writes():
     assert folders.hidden(text) == "nvcc -I<site-packages>/tvm -I<tree>/x -I'<odd>' /w/lib2"
     assert folders.shown(folders.hidden(text)) == text
     assert folders.flags() == [  # gcc takes the last that matches; nvcc splits at blanks
-        "-ffile-prefix-map=/w/lib=site-packages",
-        "-ffile-prefix-map=/w/lib/tree=tree",
+        "-ffile-prefix-map=/w/lib/=site-packages/",
+        "-ffile-prefix-map=/w/lib/tree/=tree/",
     ]
 
 
@@ -650,7 +650,9 @@ def told_of_a_machine(inside):
 NOISY = """
 #include "tvm/ffi/error.h"
 #include "own.h"
-__global__ void add(int* x) { ++*x; }
+namespace { __device__ int kept[4]; __global__ void hidden(int x) { kept[0] = x; } }
+__global__ void add(int* x) { *x += kept[1]; }
+void call() { hidden<<<1, 1>>>(2); }
 const char* told() { return own(); }
 const char* thrown() { return tvm::ffi::TypeIndexToTypeKey(0).data() ? own() : __FILE__; }
 """
@@ -673,11 +675,13 @@ def test_two_builders_make_the_same_library_wherever_their_folders_are(inside, t
             f" -Xcompiler=-fPIC -MD -MF {work}/a.o.d -I{work} -isystem {tvm} -c {work}/a.cu"
             f" -o {work}/a.o",
             "output": f"{work}/a.o",
+            "source": f"{work}/a.cu",
             "depfile": f"{work}/a.o.d",
         }
         linked = {
             **common,
-            "command": f"c++ {work}/a.o -shared -o {work}/a.so",
+            "command": f"c++ {work}/a.o -shared -L{inside.env['CUDA_HOME']}/lib64 -lcudart"
+            f" -o {work}/a.so",
             "output": f"{work}/a.so",
             "depfile": None,
             "inputs": [f"{work}/a.o"],

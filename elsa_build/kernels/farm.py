@@ -59,6 +59,7 @@ def run(
     build: Path,
     scratch: Path | None = None,
     carry: Sequence[Path] = (),
+    installed: Mapping[str, str] | None = None,
     first: Sequence[First] = (),
     progress: Progress = SILENT,
     patience_s: float = 60.0,
@@ -77,6 +78,8 @@ def run(
         build: Where the outputs are written.
         scratch: The caller's folder for what a bundle does not hold; the journal's when None.
         carry: Folders that every machine gets a copy of: the patched tree, generated sources.
+        installed: Where the caller's interpreter has things (`toolchain.installed`); paths below
+            them are rewritten as well, and a toolkit that pip installed is laid out there.
         first: What each machine does first, and must find as this one did.
         progress: Where it is told what runs now and how long the rest takes.
         patience_s: How long to wait while there is no machine, seconds.
@@ -96,7 +99,7 @@ def run(
         state.settle(refused(state.waiting.values(), largest, "the largest machine"))
         farm = Farm(client, scheduler, kept, state, build, folders, machines, patience_s)
         shown = progress.task("compile", len(jobs), "jobs", now=farm.now)
-        with _hands(client, farm, start, carry, first), shown as advance:
+        with _hands(client, farm, start, carry, installed or {}, first), shown as advance:
             counted = 0
             while True:
                 advance(len(state.outcomes) - counted)
@@ -256,7 +259,12 @@ class Farm:
 
 @contextlib.contextmanager
 def _hands(
-    client: Client, farm: Farm, start: WorkerStart, carry: Sequence[Path], first: Sequence[First]
+    client: Client,
+    farm: Farm,
+    start: WorkerStart,
+    carry: Sequence[Path],
+    installed: Mapping[str, str],
+    first: Sequence[First],
 ) -> Iterator[None]:
     """Give every machine, also one that comes later, what it needs; take it back at the end."""
     from elsa_build.kernels.farmhand import Hand  # noqa: PLC0415 - imports Dask
@@ -266,7 +274,10 @@ def _hands(
     start = WorkerStart(command=start.command, env=start.env, setup=setup)
     client.subscribe_topic(farm.name, farm.note)
     try:
-        client.register_plugin(Hand(farm.name, start, farm.folders, carried, first))
+        hand = Hand(
+            farm.name, start, farm.folders, carried=carried, installed=installed, first=first
+        )
+        client.register_plugin(hand)
         yield
     finally:
         for future in farm.asked:

@@ -9,7 +9,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,11 +18,12 @@ from distributed import WorkerPlugin, get_worker
 
 from elsa_build import __version__
 from elsa_build.errors import ToolError
+from elsa_build.kernels import toolchain, toolkit
 from elsa_build.kernels.farm import Done, First
 from elsa_build.kernels.jobs import Job, Outcome
 from elsa_build.kernels.journal import products
 from elsa_build.kernels.parcels import Product, put, unpack
-from elsa_build.kernels.places import Places, start_here
+from elsa_build.kernels.places import PYTHON, Places, start_here
 from elsa_build.kernels.workers import Answer, Worker, WorkerDiedError, WorkerStart
 
 
@@ -34,13 +35,16 @@ class Hand(WorkerPlugin):
         name: str,
         start: WorkerStart,
         folders: Sequence[Path],
+        *,
         carried: Sequence[tuple[Path, bytes]] = (),
+        installed: Mapping[str, str] | None = None,
         first: Sequence[First] = (),
     ) -> None:
         self.name = name
         self.version = __version__
         self._start, self._folders = start, tuple(map(str, folders))
         self._carried = [(str(place), packed) for place, packed in carried]
+        self._installed = dict(installed or {})
         self._first = tuple(first)
         self._inherited = frozenset(
             key for key, text in start.env.items() if os.environ.get(key) == text
@@ -58,13 +62,18 @@ class Hand(WorkerPlugin):
         base = self._base = Path(worker.local_directory).absolute() / self.name
         self.logs = base / "logs"
         self.logs.mkdir(parents=True)
-        named = [*self._folders, *(place for place, _ in self._carried)]
+        named = [*self._folders, *(place for place, _ in self._carried if not self._within(place))]
         places = {place: str(base / f"folder-{n}") for n, place in enumerate(dict.fromkeys(named))}
-        self.places = Places(tuple(places.items()))
         for here in places.values():
             Path(here).mkdir()
+        own = self._own()
+        there = [(self._installed[kind], own[kind]) for kind in own]
+        self.places = Places((*places.items(), *there))
         for place, packed in self._carried:
-            unpack(packed, Path(places[place]))
+            folder = Path(self.places.here(place))
+            folder.mkdir(parents=True, exist_ok=True)
+            unpack(packed, folder)
+        self._lay_out_toolkit(own)
         package = base / "package"
         package.mkdir()
         (package / "elsa_build").symlink_to(Path(__file__).resolve().parents[1])
@@ -77,6 +86,25 @@ class Hand(WorkerPlugin):
         )
         self._lock, self._numbers = threading.Lock(), itertools.count(1)
         self._idle, self._all = list[Worker](), list[Worker]()
+
+    def _within(self, place: str) -> bool:
+        return any(Path(place).is_relative_to(folder) for folder in self._folders)
+
+    def _own(self) -> dict[str, str]:
+        """Return where this machine's interpreter has what the caller's has."""
+        if not self._installed:
+            return {}
+        return toolchain.installed(os.environ.get(PYTHON) or self._start.command[0])
+
+    def _lay_out_toolkit(self, own: Mapping[str, str]) -> None:
+        """Make the toolkit's home where it is a folder of links in the caller's scratch folder.
+
+        Where pip installed none, nvcc is not found, and the machine differs from the caller's.
+        """
+        home = self._start.env.get("CUDA_HOME", "")
+        found = toolkit.by_pip(Path(own["purelib"])) if own and self._within(home) else []
+        if found:
+            toolkit.lay_out(Path(self.places.here(home)), found[0])
 
     def teardown(self, worker: DaskWorker) -> None:
         """End the workers and free the disk; what was made has gone to the caller."""

@@ -17,9 +17,11 @@ FIELDS: Mapping[Family, tuple[str, ...]] = {
     # A key holds digests of libtriton.so (one a Python ABI), of Triton's own sources, and what its
     # ptxas says of itself. Not in it: torch, driver, nvcc, any path.
     Family.TRITON: ("python", "triton", "libtriton", "triton_key", "ptxas"),
-    # Its key: both compilers' words, the versions of what it links or includes, all headers.
-    # Not in it: Python, since modules speak tvm-ffi's C interface.
-    Family.SGLANG_JIT: ("nvcc", "cxx", "torch", "tvm_ffi", "flashinfer", "mathdx", "deep_gemm"),
+    # Its key: both compilers' words, the versions of what it links or includes, all headers, and
+    # the toolkit's home when that is a link. Not in it: Python, since modules speak tvm-ffi's C.
+    Family.SGLANG_JIT: (
+        *("nvcc", "cuda_home", "cxx", "torch", "tvm_ffi", "flashinfer", "mathdx", "deep_gemm"),
+    ),
     # An AOT library has no key at all, so what would crash it must be held here: it includes the
     # headers of its FlashInfer, and calls tvm-ffi and torch's CUDA runtime by their C interfaces.
     Family.FLASHINFER: ("flashinfer", "tvm_ffi", "cuda"),

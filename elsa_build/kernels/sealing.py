@@ -36,8 +36,6 @@ from elsa_build.kernels.placing import Bodies, group, held, metadata, provider
 
 _PIECE = 1 << 20
 _EXCHANGE = 2
-_BUILDERS = ("cuda_home",)
-"""Fields of a fingerprint that say where something is on the builder: no key holds them."""
 
 
 def seal(build: Path, output: Path, manifest: Manifest, harvest: Path | None = None) -> Bundle:
@@ -78,10 +76,8 @@ def seal(build: Path, output: Path, manifest: Manifest, harvest: Path | None = N
         kernels = (_measured(kernel, stage, files) for kernel in manifest.kernels)
         order = sorted(kernels, key=lambda one: (one.family, one.name, one.id))
         missing = sorted(manifest.missing, key=lambda one: (one.family, one.name))
-        tools = {name: held for name, held in manifest.toolchain.items() if name not in _BUILDERS}
         done = replace(
             manifest,
-            toolchain=tools,
             kernels=tuple(order),
             missing=tuple(missing),
             files=dict(sorted(files.items())),

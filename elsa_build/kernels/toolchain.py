@@ -23,6 +23,7 @@ _FOREIGN = (
     *("PTXAS_", "NVPTX_", "LLVM_", "MLIR_", "DISABLE_", "USE_IR_LOC", "ALLOW_LHS_", "AMDGCN_"),
 )
 """How variables begin that would change a key, what is compiled, or what is imported."""
+_KINDS = ("purelib", "include", "scripts")
 _SAID = 20
 """How many of a failed program's last lines are shown."""
 
@@ -108,6 +109,21 @@ def interpreter(given: Path | None, root: Path, environ: Mapping[str, str]) -> P
             hint="make .venv-kernels/.ready  (or --python PATH)",
         )
     return python
+
+
+def installed(python: str | Path) -> dict[str, str]:
+    """Return where an interpreter has its packages, headers and programs, by sysconfig's names.
+
+    Raises:
+        ToolError: It cannot be run (exit 6).
+    """
+    code = f"import json, sysconfig as s; print(json.dumps({{n: s.get_path(n) for n in {_KINDS}}}))"
+    try:
+        ran = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as e:
+        raise ToolError(f"{python}: cannot be run: {e}", hint=f"{VARIABLE}=PATH") from e
+    found: dict[str, str] = json.loads(ran.stdout)
+    return found
 
 
 def ask(command: Sequence[str], request: Mapping[str, Any], env: Mapping[str, str]) -> Any:  # noqa: ANN401 - JSON

@@ -8,7 +8,7 @@ another card ("needs sm75", flashinfer 3633). So the choice is made once, here, 
 import re
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elsa_build.diagnostics import Diagnostic, Severity
@@ -118,27 +118,33 @@ def home_of(nvcc: Path) -> Path:
 
 
 def usable(toolkit: Toolkit, scratch: Path) -> Toolkit:
-    """Return pip's toolkit under a home that has what builders look for (`lib64`, `libcudart.so`).
-
-    The home is a folder of links in `scratch`; nothing is written below site-packages.
-    """
+    """Return pip's toolkit under a home in `scratch` that has what builders look for."""
     home = scratch / f"cuda-{toolkit.nvcc_version}"
+    lay_out(home, toolkit.home)
+    return replace(toolkit, home=home)
+
+
+def lay_out(home: Path, installed: Path) -> None:
+    """Make a home for what pip installed, with what it lacks (`lib64`, `libcudart.so`).
+
+    It is a folder of links; nothing is written below site-packages.
+    """
     libraries = home / "lib64"
     libraries.mkdir(parents=True, exist_ok=True)
     for part in ("bin", "include", "nvvm"):
-        _link(home / part, toolkit.home / part)
+        _link(home / part, installed / part)
     _link(home / "lib", Path("lib64"))
-    for file in sorted((toolkit.home / "lib").iterdir()):
+    for file in sorted((installed / "lib").iterdir()):
         _link(libraries / file.name, file)
         stem, dot, _ = file.name.partition(".so.")
         if dot:
             _link(libraries / f"{stem}.so", Path(file.name))
-    return Toolkit(
-        home=home,
-        nvcc_version=toolkit.nvcc_version,
-        where=toolkit.where,
-        lacks=toolkit.lacks,
-    )
+
+
+def by_pip(site_packages: Path) -> list[Path]:
+    """Return the toolkits that pip installed for an interpreter, the newest first."""
+    found = sorted(site_packages.glob("nvidia/cu*"), reverse=True)
+    return [home for home in found if (home / "bin/nvcc").is_file()]
 
 
 _PIP = "pip"
@@ -163,8 +169,7 @@ def _seen(
     on_path = next((folder / "nvcc" for folder in folders if (folder / "nvcc").is_file()), None)
     if on_path:
         places.append(("PATH", home_of(on_path)))
-    installed = sorted(site_packages.glob("nvidia/cu*"), reverse=True) if site_packages else ()
-    places += [(_PIP, home) for home in installed if (home / "bin/nvcc").is_file()]
+    places += [(_PIP, home) for home in (by_pip(site_packages) if site_packages else ())]
     first = {home.resolve(): (where, home) for where, home in reversed(places)}
     return [_read(where, home) for where, home in places if first[home.resolve()] == (where, home)]
 

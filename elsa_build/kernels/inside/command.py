@@ -26,10 +26,10 @@ def run(setup: Mapping[str, Any], arguments: Mapping[str, Any]) -> Mapping[str, 
     """Run `command` by the shell in `cwd`, so that it makes `output`; return what it stands for.
 
     `arguments` also has `compiler` (the versions of the compilers, as text), `depfile` (what the
-    command writes its inputs into, or None) or `inputs` (when it has no depfile), and `work`: a
-    folder whose place does not matter to the result, as that of the interpreter and the toolkit do
-    not. `setup["launcher"]` (sccache) comes before a command that compiles; with or without it the
-    result is the same.
+    command writes its inputs into, or None) or `inputs` (when it has no depfile), `source` (of what
+    a compiler compiles) and `work`: a folder whose place does not matter to the result, as that of
+    the interpreter and the toolkit do not. `setup["launcher"]` (sccache) comes before a command
+    that compiles; with or without it the result is the same.
 
     Raises:
         RuntimeError: The command failed; the end of what it said.
@@ -71,7 +71,7 @@ def _execute(
     ran = subprocess.run(
         ["/bin/sh", "-c", text],
         cwd=arguments["cwd"],
-        env={**os.environ, **known.for_nvcc()},
+        env={**os.environ, **known.for_nvcc(arguments.get("source") or str(output))},
         capture_output=True,
         text=True,
         errors="replace",

@@ -45,13 +45,13 @@ def fingerprint() -> dict[str, str | None]:
         "triton_key": _triton_key(),
         "libtriton": _libtriton(),
         "ptxas": _ptxas(),
-        "cuda_home": _in_key(Path(home)) if home else None,
+        "cuda_home": in_key(Path(home)) if home else None,
         "nvcc": _says(f"{home}/bin/nvcc") if home else None,
         "cxx": _says(os.environ.get("CXX", "c++")),
     }
 
 
-def _in_key(home: Path) -> str:
+def in_key(home: Path) -> str:
     """Return a toolkit's home as SGLang's key has it: a real folder is a token, a link its text.
 
     So a module built with CUDA_HOME=/usr/local/cuda-13.0 is not found where CUDA_HOME is the link

@@ -43,6 +43,8 @@ _USUAL = (1500, 35.0)
 def specs(setup: Mapping[str, Any], arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return each module's commands: `modules: [{name, library, link, units: [...]}]`.
 
+    `generated` is the folder of the sources that were written for them.
+
     `arguments["modules"]` has `{"generator": "package.module:function", "args": [...]}` each.
     Nothing is compiled; generated sources are written below the work folder.
 
@@ -54,7 +56,9 @@ def specs(setup: Mapping[str, Any], arguments: Mapping[str, Any]) -> Mapping[str
     found = [
         _module(spec, work, compiler) for one in arguments["modules"] for spec in _generated(one)
     ]
-    return {"fresh": False, "modules": found}
+    from flashinfer.jit import env
+
+    return {"fresh": False, "modules": found, "generated": str(env.FLASHINFER_GEN_SRC_DIR)}
 
 
 def place(setup: Mapping[str, Any], arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -152,7 +156,8 @@ def _module(spec: Any, work: str, compiler: str) -> dict[str, Any]:
         reports = f"{step['output']}.d" in step["command"]
         inputs = {} if reports else {"inputs": [step["file"]]}
         depfile = f"{step['output']}.d" if reports else None
-        units.append({**said, "depfile": depfile, **inputs, "memory_mib": mib, "cpu_s": seconds})
+        known = {"source": step["file"], "depfile": depfile, **inputs}
+        units.append({**said, **known, "memory_mib": mib, "cpu_s": seconds})
     if link is None:
         raise RuntimeError(f"{spec.name}: its ninja file makes no {library}")
     link["inputs"] = [unit["output"] for unit in units]

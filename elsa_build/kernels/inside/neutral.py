@@ -47,11 +47,21 @@ class Folders:
         A path with a blank or a comma cannot be handed through nvcc, and stays as it is.
         """
         plain = [folder for folder in self.names if not re.search(r"[\s,=]", folder)]
-        return [f"-ffile-prefix-map={one}={self.names[one]}" for one in reversed(plain)]
+        return [f"-ffile-prefix-map={one}/={self.names[one]}/" for one in reversed(plain)]
 
-    def for_nvcc(self) -> dict[str, str]:
-        """Return a variable that makes nvcc hand them on: no command line, so no key, has them."""
-        return {"NVCC_APPEND_FLAGS": " ".join(f"-Xcompiler={flag}" for flag in self.flags())}
+    def for_nvcc(self, source: str) -> dict[str, str]:
+        """Return a variable that makes nvcc hand them on: no command line, so no key, has them.
+
+        `source` is what is compiled, or what stands for it: from its path nvcc makes the names of
+        what is internal to a module, and their order decides the rest of the library.
+        """
+        name = re.sub(r"\s", "_", self.hidden(source))
+        words = ["--orig_src_path_name", re.sub(r"[<>]", "", name)]
+        options = [
+            *(f"-Xcudafe={word}" for word in words),
+            *(f"-Xcompiler={flag}" for flag in self.flags()),
+        ]
+        return {"NVCC_APPEND_FLAGS": " ".join(options)}
 
 
 def folders(work: str | None = None) -> Folders:

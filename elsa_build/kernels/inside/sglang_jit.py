@@ -7,8 +7,10 @@ Source: sglang v0.5.23 kernels/jit/utils/compile (loader.py, cache.py).
 """
 
 import contextlib
+import hashlib
 import importlib
 import inspect
+import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -36,7 +38,8 @@ def build(setup: Mapping[str, Any], arguments: Mapping[str, Any]) -> Mapping[str
     os.environ["SGLANG_JIT_CACHE_DIR"] = str(cache)
     os.environ.pop("SGLANG_CRASH_ON_JIT_COMPILE", None)
     command.show_libraries()
-    os.environ.update(neutral.folders().for_nvcc())
+    what = hashlib.sha256(json.dumps(arguments, sort_keys=True).encode()).hexdigest()
+    os.environ.update(neutral.folders().for_nvcc(f"sglang-jit/{what[:16]}"))
     gpu.install(setup["target"])
     module, _, name = arguments["entry"].partition(":")
     entry: Any = importlib.import_module(module)
