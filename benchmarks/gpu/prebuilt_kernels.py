@@ -16,7 +16,9 @@ control: the same program with empty caches, which has to compile everything. `r
 start of a process to the end of its last first launch.
 
 Triton 3.6 also compiles C for the host (a launcher a signature, `cuda_utils`) into its cache; no
-GPU code is in it, and it is counted apart, as `host_modules`. The first boot makes them.
+GPU code is in it, and it is counted apart, as `host_modules`. The first boot makes them; a recorded
+boot harvests them into a bundle of its own, on which the program starts where there is no C
+compiler and no cache can be written. The control is the same start without what was harvested.
 
 Needs root for the mount. Prints one JSON document; exit code 1 if something was not reached.
 """
@@ -33,11 +35,21 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from elsa_build.kernels import bundle, gate, nvcc_jobs, pool, sealing, toolchain, unpacking
+from elsa_build.kernels import (
+    bundle,
+    gate,
+    harvest,
+    nvcc_jobs,
+    pool,
+    recorder,
+    sealing,
+    toolchain,
+    unpacking,
+)
 from elsa_build.kernels.booting import Watch
 from elsa_build.kernels.bundle import Bundle, Kernel, Manifest
 from elsa_build.kernels.gate import Gated
@@ -65,6 +77,7 @@ OURS = (
 MOVED = "sglang/kernels/ops/attention/fla/l2norm.py"
 MOVED_KERNEL = "sglang.kernels.ops.attention.fla.l2norm:l2norm_fwd_kernel"
 WITHIN_S = 240.0
+NO_COMPILER = {"CC": "/nonexistent/cc"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +238,26 @@ class Bench:
         shutil.rmtree(build)
         return sealed
 
+    def harvested(self, there: Bundle, environ: Mapping[str, str]) -> Bundle:
+        """Record a boot on a copy of a bundle; return one that has what it harvested as well."""
+        copy = unpacking.unpack(there, self.work / "recorded" / "kernels")
+        caches = {"TRITON_CACHE_DIR": str(copy.folder / "triton")}
+        path = os.pathsep.join((str(copy.folder / "python"), environ["PYTHONPATH"]))
+        cases = [part for case in OTHER_CASES for part in ("--case", case)]
+        done = recorder.record(
+            [sys.executable, str(PROGRAM), "-o", str(self.work / "recorded.json"), *cases],
+            {**environ, **caches, "PYTHONPATH": path},
+            Watch(within_s=WITHIN_S),
+            self.work / "plan",
+            self.work / "boots-recorded",
+            times=1,
+        )
+        if done.harvest is None:
+            raise SystemExit("the recorded boot failed")
+        made = harvest.for_bundle(done.harvest, there.manifest.files)
+        manifest = replace(there.manifest, harvested=made)
+        return sealing.seal(there.folder, self.work / "both", manifest, done.harvest.folder)
+
     def with_a_line(self) -> Path:
         """Return a copy of the tree with one line more at the top of a kernel's file."""
         copy = self.work / "moved"
@@ -245,6 +278,10 @@ def prove(tree: Path, sealed: Path, plan: Path, work: Path) -> tuple[dict[str, A
     modules = unpacking.unpack(jit, work / "elsewhere" / "modules", target="sm_90")
     shutil.rmtree(jit.folder)
 
+    more = bench.harvested(there, bench.environ())
+    with_host = unpacking.unpack(more, work / "harvested" / "kernels", target="sm_90")
+    without = unpacking.unpack(there, work / "unharvested" / "kernels", target="sm_90")
+
     boots = {
         "bundled": bench.boot("bundled", kernels, bench.environ(), OTHER_CASES),
         "bundled_jit": bench.boot("bundled_jit", modules, bench.environ(), JIT_CASES),
@@ -254,6 +291,20 @@ def prove(tree: Path, sealed: Path, plan: Path, work: Path) -> tuple[dict[str, A
             bench.environ(more=in_image(work, kernels.folder, modules.folder)),
             (*OTHER_CASES, *JIT_CASES),
             wrapper=read_only(work / "elsewhere"),
+        ),
+        "no_c_compiler": bench.boot(
+            "no_c_compiler",
+            None,
+            bench.environ(more=in_image(work, with_host.folder, modules.folder) | NO_COMPILER),
+            (*OTHER_CASES, *JIT_CASES),
+            wrapper=read_only(work / "harvested"),
+        ),
+        "no_c_compiler_and_nothing_harvested": bench.boot(
+            "unharvested",
+            None,
+            bench.environ(more=in_image(work, without.folder, modules.folder) | NO_COMPILER),
+            ["copy_slots"],
+            wrapper=read_only(work / "unharvested"),
         ),
         "moved_line": bench.boot(
             "moved_line", kernels, bench.environ(bench.with_a_line()), ["gdn_prefill"]
@@ -273,6 +324,7 @@ def prove(tree: Path, sealed: Path, plan: Path, work: Path) -> tuple[dict[str, A
         "card": boots["read_only"].said.get("card"),
         "machine": machine(),
         "bundles": [described(there), described(jit)],
+        "harvested": {family: len(paths) for family, paths in more.manifest.harvested.items()},
         "boots": {name: one.document() for name, one in boots.items()},
         "numbers": boots["read_only"].said.get("cases"),
         "kernels": kernel_table(boots["read_only"], boots["cold"]),
@@ -287,7 +339,7 @@ def prove(tree: Path, sealed: Path, plan: Path, work: Path) -> tuple[dict[str, A
 def in_image(work: Path, kernels: Path, modules: Path) -> dict[str, str]:
     """Return the variables that name both bundles' caches, as an image has them."""
     base = work / "writable"
-    base.mkdir()
+    base.mkdir(exist_ok=True)
     return {
         "SGLANG_CACHE_DIR": str(base),
         "FLASHINFER_WORKSPACE_BASE": str(base),
@@ -327,6 +379,11 @@ def reaches(boots: Mapping[str, Boot]) -> dict[str, bool]:
         "nor where the caches cannot be written": locked.clean
         and locked.said["writable"] == []
         and not locked.host_modules,
+        "with what was harvested it starts without a C compiler": boots["no_c_compiler"].clean
+        and not boots["no_c_compiler"].host_modules,
+        "and without it, it does not": bool(
+            boots["no_c_compiler_and_nothing_harvested"].gated.booted.boot.exit
+        ),
         "our kernels are among them": hits.issuperset(OURS),
         "and five of upstream's or more": len(hits - set(OURS)) >= 5,
         "and a module of SGLang's JIT": bool(locked.names("hit", Family.SGLANG_JIT)),
