@@ -156,7 +156,9 @@ def families(record: Mapping[str, Any]) -> dict[str, Any]:
                 for work in sorted(own, key=lambda work: -work["cpu_s"])[:5]
             },
         }
-    return {**found, "bytes": record["data"]["bytes"], "left": len(record["data"]["left"])}
+    data = record["data"]
+    whole = {"seconds": data["seconds"], "bytes": data["bytes"], "left": len(data["left"])}
+    return {**found, **whole}
 
 
 def machine() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -109,7 +110,9 @@ def build(
             choice = prebuilding.choose(place, plan, wanted, session.progress)
             return Result(data=words.chosen(choice), view=lambda: words.choice_table(choice))
         folder = output or project.bundle_folder(session.root, chosen.name)
+        began = time.monotonic()
         done = prebuilding.build(place, plan, wanted, folder, session.progress)
+        seconds_taken = time.monotonic() - began
         remarks = place.remarks
 
     def view() -> "RenderableType":
@@ -117,7 +120,7 @@ def build(
 
     failed = done.failed
     return Result(
-        data=words.document(done),
+        data={**words.document(done), "seconds": round(seconds_taken, 1)},
         view=view,
         closing=f"{words.told(done)}; bundle {folder}; next: elsa-build image --tag {chosen.tag}",
         status="failed" if failed else "ok",

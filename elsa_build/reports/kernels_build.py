@@ -40,7 +40,7 @@ def rows(done: Building) -> Iterator[tuple[str, int, int, int, int, float, int, 
 
 
 def document(done: Building) -> dict[str, Any]:
-    """Return a build as plain data; seconds are of the CPU, of this run or of the one before."""
+    """Return a build as plain data; `cpu_s` are of this run or of the one before."""
     return {
         "bundle": str(done.bundle.folder),
         "digest": done.bundle.digest,
