@@ -7,8 +7,8 @@ starts, imports the patched tree, and asks for every Triton kernel and every mod
 that the bundle has, one after the other as a server's first start does. `cold` has empty caches,
 `bundled` has the bundle, unpacked in another place. The arms take turns; times are medians of the
 rounds, ratios the median of each round's. No GPU: nothing is launched, so it is the compile time
-that a start would wait for, not a boot. The third arm compiles on two processes. `--record` adds
-what `kernels build --json` said of the time that each family took. Prints one JSON document.
+that a start would wait for, not a boot. The third arm compiles on two processes. `--build` adds
+what whole builds took (`kernels build --all`), from their journals. Prints one JSON document.
 """
 
 import argparse
@@ -16,11 +16,12 @@ import contextlib
 import json
 import os
 import platform
+import re
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,25 +141,32 @@ def _median(values: Iterator[float]) -> float:
     return round(statistics.median(values), 2)
 
 
-def families(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what each family and each of its large modules took, from `kernels build --json`."""
-    works = record["data"]["works"]
-    found: dict[str, Any] = {}
-    for family in sorted({work["family"] for work in works}):
-        own = [work for work in works if work["family"] == family]
-        found[family] = {
-            "works": len(own),
-            "failed": sum(work["error"] is not None for work in own),
-            "cpu_s": round(sum(work["cpu_s"] for work in own)),
-            "peak_mib": max(work["peak_mib"] for work in own),
-            "largest": {
-                work["name"]: {"cpu_s": round(work["cpu_s"]), "peak_mib": work["peak_mib"]}
-                for work in sorted(own, key=lambda work: -work["cpu_s"])[:5]
-            },
-        }
-    data = record["data"]
-    whole = {"seconds": data["seconds"], "bytes": data["bytes"], "left": len(data["left"])}
-    return {**found, **whole}
+def built(given: str) -> dict[str, Any]:
+    """Return what a build took, whole and by module; `SECONDS,FILE`: its wall time, its journal.
+
+    `there` counts jobs whose result an earlier build had left; `longest_s` is one job's wall time.
+    """
+    seconds, _, journal = given.partition(",")
+    lines = Path(journal).read_text(encoding="utf-8").splitlines()
+    outcomes = [Outcome(**json.loads(line)) for line in lines]
+    groups: dict[str, list[Outcome]] = {}
+    for one in outcomes:
+        family, _, rest = one.job.partition(":")
+        module = re.split("[/:@]", rest)[0] if family == Family.FLASHINFER else "all"
+        groups.setdefault(f"{family} {module}", []).append(one)
+    parts = {name: _sum(group) for name, group in sorted(groups.items())}
+    return {"seconds": float(seconds), "all": _sum(outcomes), **parts}
+
+
+def _sum(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    return {
+        "jobs": len(outcomes),
+        "there": sum(not one.fresh for one in outcomes),
+        "failed": sum(one.error is not None for one in outcomes),
+        "cpu_s": round(sum(one.cpu_s for one in outcomes)),
+        "peak_mib": max(one.peak_mib for one in outcomes),
+        "longest_s": round(max(one.wall_s for one in outcomes)),
+    }
 
 
 def machine() -> dict[str, Any]:
@@ -188,7 +196,7 @@ def main() -> int:
     parser.add_argument("--python", type=Path)
     parser.add_argument("--bundle", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--record", type=Path, help="what `kernels build --json` printed")
+    parser.add_argument("--build", action="append", metavar="MACHINE=SECONDS,JOURNAL", default=[])
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
     recipe = project.choose_recipe(ROOT, name=given.recipe)
@@ -199,8 +207,8 @@ def main() -> int:
         plan = precompiling.current(ROOT, place, dry_run=True)
         bench = Bench(place, plan, bundle.read(given.bundle), Path(folder))
         document = {"machine": machine(), "start": measured(bench, given.rounds)}
-    if given.record:
-        document["build"] = families(json.loads(given.record.read_text()))
+    machines = (one.partition("=") for one in given.build)
+    document["builds"] = {name: built(rest) for name, _, rest in machines}
     text = json.dumps(document, indent=1) + "\n"
     sys.stdout.write(text)
     if given.output:
