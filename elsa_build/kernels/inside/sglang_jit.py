@@ -46,7 +46,7 @@ def build(setup: Mapping[str, Any], arguments: Mapping[str, Any]) -> Mapping[str
     for part in name.split("."):
         entry = getattr(entry, part)
     keywords = {key: meant(value) for key, value in arguments.get("kwargs", {}).items()}
-    with _loads() as loaded:
+    with _stripped(), _loads() as loaded:
         # The entry remembers its module in this process; what is under the memory asks the cache.
         inspect.unwrap(entry)(*meant(arguments.get("args", [])), **keywords)
     if not loaded:
@@ -57,6 +57,25 @@ def build(setup: Mapping[str, Any], arguments: Mapping[str, Any]) -> Mapping[str
         "modules": modules,
         "files": sorted(file for one in modules for file in one["files"]),
     }
+
+
+@contextlib.contextmanager
+def _stripped() -> Iterator[None]:
+    """Strip what is compiled while the block runs, before it is published."""
+    from sglang.kernels.jit.utils.compile import ninja
+
+    build = ninja.build
+
+    def stripped(**options: Any) -> Path:
+        library: Path = build(**options)
+        neutral.strip(library)
+        return library
+
+    ninja.build = stripped
+    try:
+        yield
+    finally:
+        ninja.build = build
 
 
 @contextlib.contextmanager
@@ -93,7 +112,6 @@ def _published(library: Path, build_folder: Path) -> dict[str, Any]:
                 f"{library.stem} was compiled, but not published below {leaf.parent}"
             )
         leaf = max(leaves, key=lambda one: one.stat().st_mtime)
-        neutral.strip(leaf / library.name)
     files = [str((leaf / name).relative_to(build_folder)) for name in (library.name, *NEEDED)]
     key = f"{leaf.parent.name}/{leaf.name}"
     return {"name": library.stem, "key": key, "files": files, "fresh": fresh}
