@@ -180,7 +180,8 @@ class Shop:
         (told,) = self._here([asking], asked)
         if told.error is not None:
             raise ToolError(f"FlashInfer does not say how its modules are built: {told.error}")
-        self.generated = (Path(told.found["generated"]),)
+        folder = Path(told.found["generated"])
+        self.generated = (folder,) if folder.is_dir() else ()
         return told.found
 
     def do(self, jobs: list[Job]) -> tuple[Outcome, ...]:
