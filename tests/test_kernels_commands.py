@@ -22,7 +22,8 @@ from elsa_build.kernels.machine_code import arch_of, code_of
 from elsa_build.kernels.target import target
 from elsa_build.progress import SILENT
 
-pytestmark = [pytest.mark.kernels, pytest.mark.wheel, pytest.mark.slow]
+ONE_PROCESS = pytest.mark.xdist_group("kernels-commands")  # as many plans as processes, else
+pytestmark = [pytest.mark.kernels, pytest.mark.wheel, pytest.mark.slow, ONE_PROCESS]
 
 ROOT = Path(__file__).parent.parent
 SM_120 = target("sm_120")

@@ -44,7 +44,8 @@ def serving(planned):
     return Found(planned("sm_120", *SERVING))
 
 
-pytestmark = [pytest.mark.kernels, pytest.mark.slow]
+ONE_PROCESS = pytest.mark.xdist_group("kernels-serving")  # as many plans as processes, else
+pytestmark = [pytest.mark.kernels, pytest.mark.slow, ONE_PROCESS]
 
 
 def test_every_drive_of_the_serving_path_runs_to_its_end(serving):
