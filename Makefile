@@ -39,7 +39,7 @@ test: test-tool test-patches
 
 test-tool: .venv/.ready $(KERNELS)/.ready
 	$(BIN)/elsa-build apply --to .cache/patched
-	ELSA_KERNELS_PYTHON=$(CURDIR)/$(KERNELS)/bin/python $(BIN)/pytest -n auto --dist loadgroup
+	ELSA_KERNELS_PYTHON=$(CURDIR)/$(KERNELS)/bin/python $(BIN)/pytest -n auto
 
 test-patches: .venv/.ready $(SGLANG)/.ready
 	$(BIN)/elsa-build apply --to .cache/patched

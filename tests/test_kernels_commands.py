@@ -22,8 +22,7 @@ from elsa_build.kernels.machine_code import arch_of, code_of
 from elsa_build.kernels.target import target
 from elsa_build.progress import SILENT
 
-ONE_PROCESS = pytest.mark.xdist_group("kernels-commands")  # as many plans as processes, else
-pytestmark = [pytest.mark.kernels, pytest.mark.wheel, pytest.mark.slow, ONE_PROCESS]
+pytestmark = [pytest.mark.kernels, pytest.mark.wheel, pytest.mark.slow]
 
 ROOT = Path(__file__).parent.parent
 SM_120 = target("sm_120")

@@ -46,9 +46,6 @@ def constants(spec):
     return {names[place]: value for (place,), value in pairs}
 
 
-pytestmark = pytest.mark.xdist_group("kernels-linear")  # as many plans as processes, else
-
-
 @pytest.fixture
 def linear(planned):
     return Found(planned("sm_120", *LINEAR))

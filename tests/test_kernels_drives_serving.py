@@ -44,8 +44,7 @@ def serving(planned):
     return Found(planned("sm_120", *SERVING))
 
 
-ONE_PROCESS = pytest.mark.xdist_group("kernels-serving")  # as many plans as processes, else
-pytestmark = [pytest.mark.kernels, pytest.mark.slow, ONE_PROCESS]
+pytestmark = [pytest.mark.kernels, pytest.mark.slow]
 
 
 def test_every_drive_of_the_serving_path_runs_to_its_end(serving):
