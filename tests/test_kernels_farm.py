@@ -241,7 +241,7 @@ def test_what_is_carried_from_below_the_scratch_folder_lies_below_that_of_the_ma
     generated = place / "work/flashinfer/generated"
     generated.mkdir(parents=True)
     (generated / "a.cu").write_text("text")
-    only_the_scratch_folder_is_known = f"{place}/work/./flashinfer/generated/a.cu"
+    only_the_scratch_folder_is_known = f"{place / 'work'}/./flashinfer/generated/a.cu"
 
     arguments = {"of": [only_the_scratch_folder_is_known], "to": "copy"}
     (told,) = run(place, [job("k", "joined", **arguments)], two, carry=[generated])
