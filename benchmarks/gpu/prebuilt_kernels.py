@@ -324,7 +324,7 @@ def prove(tree: Path, sealed: Path, plan: Path, work: Path) -> tuple[dict[str, A
         "card": boots["read_only"].said.get("card"),
         "machine": machine(),
         "bundles": [described(there), described(jit)],
-        "harvested": {family: len(paths) for family, paths in more.manifest.harvested.items()},
+        "harvested": more.manifest.harvests(),
         "boots": {name: one.document() for name, one in boots.items()},
         "numbers": boots["read_only"].said.get("cases"),
         "kernels": kernel_table(boots["read_only"], boots["cold"]),

@@ -221,7 +221,7 @@ def summary(shipped: Shipped | None) -> dict[str, object] | None:
         "tree": manifest.tree,
         "toolchain": dict(manifest.toolchain),
         "counts": manifest.counts(),
-        "harvested": {family: len(paths) for family, paths in manifest.harvested.items()},
+        "harvested": manifest.harvests(),
         "bytes": sum(held.size for held in manifest.files.values()),
         "missing": [f"{one.family} {one.name}" for one in manifest.missing],
     }

@@ -100,6 +100,10 @@ class Manifest:
         """Return how many kernels there are of each family that has any."""
         return {str(family): len(self.of(family)) for family in Family if self.of(family)}
 
+    def harvests(self) -> dict[str, int]:
+        """Return by family how many files were harvested from a boot."""
+        return {family: len(paths) for family, paths in self.harvested.items()}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import shutil
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -63,10 +62,6 @@ class Harvest:
     files: tuple[Harvested, ...]
     archs: tuple[str, ...] = ()
     unread: Mapping[str, str] = field(default_factory=dict)
-
-    def counts(self) -> dict[str, int]:
-        """Return how many files there are of each family."""
-        return dict(sorted(Counter(one.family for one in self.files).items()))
 
 
 def caches(environ: Mapping[str, str], base: Path) -> dict[str, str]:

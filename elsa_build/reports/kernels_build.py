@@ -5,7 +5,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from elsa_build.kernels.building import Building, Choice, Work
-from elsa_build.reports.kernels_bundle import harvests
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -46,7 +45,7 @@ def document(done: Building) -> dict[str, Any]:
         "digest": done.bundle.digest,
         "bytes": done.bundle.size,
         "counts": done.bundle.manifest.counts(),
-        "harvested": harvests(done.bundle.manifest),
+        "harvested": done.bundle.manifest.harvests(),
         "compiled": done.compiled,
         "works": [
             {
@@ -66,7 +65,7 @@ def document(done: Building) -> dict[str, Any]:
 def told(done: Building) -> str:
     """Return a sentence of how many kernels were compiled, were there, and came from a boot."""
     there = len(done.built) - done.compiled - len(done.failed)
-    files = sum(harvests(done.bundle.manifest).values())
+    files = sum(done.bundle.manifest.harvests().values())
     more = f", {files} files harvested from a boot" if files else ""
     return f"{done.compiled} compiled, {there} were there{more}"
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from elsa_build.kernels.bundle import Bundle, Manifest
+from elsa_build.kernels.bundle import Bundle
 from elsa_build.kernels.jobs import Family
 
 if TYPE_CHECKING:
@@ -31,16 +31,11 @@ def table(bundle: Bundle) -> "RenderableType":
                 f"{sum(one.size for one in held) / 1e6:.1f}",
                 f"{sum(one.cpu_s for one in held):.0f}",
             )
-    counts = harvests(manifest)
+    counts = manifest.harvests()
     if counts:
         told = ", ".join(f"{family} {count}" for family, count in counts.items())
         shown.caption = f"files harvested from a boot: {told}"
     return shown
-
-
-def harvests(manifest: Manifest) -> dict[str, int]:
-    """Return by family how many files of a bundle were harvested from a boot."""
-    return {family: len(paths) for family, paths in manifest.harvested.items()}
 
 
 def document(bundle: Bundle) -> dict[str, Any]:
@@ -54,7 +49,7 @@ def document(bundle: Bundle) -> dict[str, Any]:
         "digest": bundle.digest,
         "toolchain": dict(manifest.toolchain),
         "counts": manifest.counts(),
-        "harvested": harvests(manifest),
+        "harvested": manifest.harvests(),
         "files": len(manifest.files),
         "bytes": bundle.size,
         "missing": [

@@ -45,10 +45,8 @@ _USUAL = (1500, 20.0)
 def specs(setup: Mapping[str, Any], arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return each module's commands: `modules: [{name, library, link, units: [...]}]`.
 
-    `generated` is the folder of the sources that were written for them.
-
     `arguments["modules"]` has `{"generator": "package.module:function", "args": [...]}` each.
-    Nothing is compiled; generated sources are written below the work folder.
+    Nothing is compiled; the sources that are generated lie in the folder `generated`.
 
     Raises:
         RuntimeError: FlashInfer refuses the target, or `ninja` is missing.
